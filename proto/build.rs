@@ -1,0 +1,18 @@
+//! Compiles the `.proto` files in pure Rust, so that nobody needs `protoc`.
+
+use std::path::PathBuf;
+use std::{env, fs};
+
+use prost::Message;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed=inference");
+    let descriptors = protox::compile(["inference/grpc_service.proto"], ["."])?;
+    let out_dir = PathBuf::from(env::var("OUT_DIR")?);
+    fs::write(out_dir.join("inference.bin"), descriptors.encode_to_vec())?;
+    tonic_prost_build::configure()
+        // Tensors stay views of the received message instead of being copied out of it.
+        .bytes(".")
+        .compile_fds(descriptors)?;
+    Ok(())
+}

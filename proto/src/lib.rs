@@ -1,0 +1,14 @@
+//! Wire types and stubs, generated from the `.proto` files of this crate; nothing else.
+
+/// The KServe v2 / Triton inference protocol and Triton's model configuration.
+pub mod inference {
+    #![allow(
+        missing_docs,
+        clippy::all,
+        reason = "generated code; `allow` because what it triggers changes with the generator"
+    )]
+    tonic::include_proto!("inference");
+}
+
+/// The descriptors of every message, for server reflection and for parsing `config.pbtxt`.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/inference.bin"));
