@@ -1,0 +1,94 @@
+//! What tells one state of a model from another, without reading its files.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::RepositoryError;
+use super::folder::{EntryKind, Folder, Identity};
+
+/// The most files and folders of one version.
+const MAX_FILES: usize = 10_000;
+/// How deep folders may be nested; also what ends a circle of links.
+const MAX_DEPTH: usize = 8;
+
+/// One file's state.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileStamp {
+    /// Relative to the model's folder.
+    pub path: String,
+    pub size: u64,
+    /// Seconds and nanoseconds of the last change of content.
+    pub modified: (i64, i64),
+    /// Device and inode; for a file in memory, a hash of its content.
+    pub inode: (u64, u64),
+}
+
+/// The state of a version's files and of the configuration, in order of their paths.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Fingerprint {
+    pub files: Vec<FileStamp>,
+}
+
+pub(super) fn of(
+    model: &Folder,
+    config: Option<String>,
+    version: &str,
+) -> Result<Fingerprint, RepositoryError> {
+    let mut files = Vec::new();
+    if let Some(config) = config {
+        files.push(stamp(model, &config, config.clone())?);
+    }
+    let mut seen = 0;
+    let mut open = vec![(model.folder(version)?, version.to_owned(), 0)];
+    while let Some((folder, path, depth)) = open.pop() {
+        for entry in folder.entries()? {
+            // Hidden entries are where links of mounted volumes lead; the links are counted.
+            if entry.name.starts_with('.') || !entry.utf8 {
+                continue;
+            }
+            seen += 1;
+            if seen > MAX_FILES {
+                return Err(RepositoryError::TooManyEntries {
+                    path: model.join(version),
+                    limit: MAX_FILES,
+                });
+            }
+            let below = format!("{path}/{}", entry.name);
+            match entry.kind {
+                EntryKind::Folder if depth < MAX_DEPTH => {
+                    open.push((folder.folder(&entry.name)?, below, depth + 1));
+                }
+                EntryKind::File => files.push(stamp(&folder, &entry.name, below)?),
+                // No part of a model; loading says why if the model refers to it.
+                _ => {}
+            }
+        }
+    }
+    files.sort_unstable();
+    Ok(Fingerprint { files })
+}
+
+fn stamp(folder: &Folder, name: &str, path: String) -> Result<FileStamp, RepositoryError> {
+    let (identity, inode) = match folder {
+        Folder::Disk(dir) => {
+            let metadata = dir.open_path(name)?.metadata();
+            let identity = Identity::of(&metadata.map_err(|cause| dir.io(name, cause))?);
+            (identity, (identity.device, identity.inode))
+        }
+        Folder::Memory(memory) => {
+            let content = memory.files.get(&format!("{}{name}", memory.prefix));
+            let mut hasher = DefaultHasher::new();
+            content.hash(&mut hasher);
+            let identity = Identity {
+                size: content.map_or(0, |content| content.len() as u64),
+                ..Identity::default()
+            };
+            (identity, (0, hasher.finish()))
+        }
+    };
+    Ok(FileStamp {
+        path,
+        size: identity.size,
+        modified: identity.modified,
+        inode,
+    })
+}

@@ -1,0 +1,313 @@
+//! A model's files, wherever they are: on disk, or handed over in memory.
+
+use std::collections::BTreeMap;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::RepositoryError;
+use super::beneath::Dir;
+use crate::onnx::ReadAt;
+
+/// Files at least this large are read by two threads: one does not fill the memory bus.
+const TWO_STREAMS_FROM: u64 = 64 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EntryKind {
+    File,
+    Folder,
+    /// Not followed yet.
+    Link,
+    Other,
+}
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) kind: EntryKind,
+    pub(super) utf8: bool,
+}
+
+/// A folder of a model.
+#[derive(Clone, Debug)]
+pub(super) enum Folder {
+    Disk(Arc<Dir>),
+    Memory(MemoryFolder),
+}
+
+/// The files whose paths start with `prefix`, which is empty or ends with a slash.
+#[derive(Clone, Debug)]
+pub(super) struct MemoryFolder {
+    pub(super) model: Arc<str>,
+    pub(super) files: Arc<BTreeMap<String, Bytes>>,
+    pub(super) prefix: String,
+}
+
+impl MemoryFolder {
+    fn below<'a>(&'a self, relative: &'a str) -> impl Iterator<Item = (&'a str, &'a Bytes)> {
+        let prefix = match relative {
+            "" => self.prefix.clone(),
+            relative => format!("{}{relative}/", self.prefix),
+        };
+        let found = self.files.range(prefix.clone()..);
+        found.map_while(move |(path, bytes)| Some((path.strip_prefix(&prefix)?, bytes)))
+    }
+}
+
+impl Folder {
+    pub(super) fn kind(&self, relative: &str) -> Result<Option<EntryKind>, RepositoryError> {
+        match self {
+            Self::Disk(dir) => dir.kind(relative),
+            Self::Memory(memory) => {
+                let path = format!("{}{relative}", memory.prefix);
+                Ok(if memory.files.contains_key(&path) {
+                    Some(EntryKind::File)
+                } else {
+                    memory.below(relative).next().map(|_| EntryKind::Folder)
+                })
+            }
+        }
+    }
+
+    pub(super) fn folder(&self, relative: &str) -> Result<Self, RepositoryError> {
+        match self {
+            Self::Disk(dir) => Ok(Self::Disk(Arc::new(Dir::open_below(dir, relative)?))),
+            Self::Memory(memory) => match self.kind(relative)? {
+                Some(EntryKind::Folder) => Ok(Self::Memory(MemoryFolder {
+                    prefix: format!("{}{relative}/", memory.prefix),
+                    ..memory.clone()
+                })),
+                Some(_) => Err(RepositoryError::NotAFolder {
+                    path: self.join(relative),
+                }),
+                None => Err(RepositoryError::NotFound {
+                    path: self.join(relative),
+                }),
+            },
+        }
+    }
+
+    /// Names in this folder; those of links with what they lead to, unless that is outside.
+    pub(super) fn entries(&self) -> Result<Vec<Entry>, RepositoryError> {
+        match self {
+            Self::Disk(dir) => {
+                let mut entries = dir.entries()?;
+                for entry in &mut entries {
+                    if entry.kind == EntryKind::Link {
+                        entry.kind = match dir.kind(&entry.name) {
+                            Ok(Some(kind)) => kind,
+                            _ => EntryKind::Other,
+                        };
+                    }
+                }
+                Ok(entries)
+            }
+            Self::Memory(memory) => {
+                let mut entries: Vec<Entry> = Vec::new();
+                for (path, _) in memory.below("") {
+                    let (name, kind) = match path.split_once('/') {
+                        Some((name, _)) => (name, EntryKind::Folder),
+                        None => (path, EntryKind::File),
+                    };
+                    if entries.last().is_none_or(|last| last.name != name) {
+                        entries.push(Entry {
+                            name: name.to_owned(),
+                            kind,
+                            utf8: true,
+                        });
+                    }
+                }
+                Ok(entries)
+            }
+        }
+    }
+
+    /// Opens a regular file.
+    pub(super) fn file(&self, relative: &str) -> Result<OpenFile, RepositoryError> {
+        let path = self.join(relative);
+        match self {
+            Self::Disk(dir) => {
+                let file = dir.open_file(relative)?;
+                let metadata = file.metadata().map_err(|cause| dir.io(relative, cause))?;
+                if !metadata.is_file() {
+                    let found = describe(&metadata);
+                    return Err(RepositoryError::NotRegular { path, found });
+                }
+                let identity = Identity::of(&metadata);
+                Ok(OpenFile {
+                    path,
+                    links: metadata.nlink(),
+                    identity,
+                    content: Content::Disk(file),
+                })
+            }
+            Self::Memory(memory) => {
+                let name = format!("{}{relative}", memory.prefix);
+                let Some(bytes) = memory.files.get(&name) else {
+                    return Err(RepositoryError::NotFound { path });
+                };
+                Ok(OpenFile {
+                    path,
+                    links: 1,
+                    identity: Identity {
+                        size: bytes.len() as u64,
+                        ..Identity::default()
+                    },
+                    content: Content::Memory(bytes.clone()),
+                })
+            }
+        }
+    }
+
+    /// A path below this folder as messages show it.
+    pub(super) fn join(&self, relative: &str) -> String {
+        match self {
+            Self::Disk(dir) => dir.join(relative),
+            Self::Memory(memory) => format!("{}/{}{relative}", memory.model, memory.prefix),
+        }
+    }
+}
+
+/// What tells one state of a file from another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) device: u64,
+    pub(super) inode: u64,
+    pub(super) size: u64,
+    pub(super) modified: (i64, i64),
+}
+
+impl Identity {
+    pub(super) fn of(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        }
+    }
+}
+
+/// A regular file, open; its size and kind are those of the open file.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    pub(super) path: String,
+    pub(super) links: u64,
+    pub(super) identity: Identity,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Disk(File),
+    Memory(Bytes),
+}
+
+impl ReadAt for OpenFile {
+    fn size(&self) -> u64 {
+        self.identity.size
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        match &self.content {
+            Content::Disk(file) => file.read_at(buffer, offset),
+            Content::Memory(bytes) => ReadAt::read_at(bytes, buffer, offset),
+        }
+    }
+}
+
+impl OpenFile {
+    /// Reads the whole file; fails when it changes meanwhile.
+    pub(super) fn read(&self) -> Result<Vec<u8>, RepositoryError> {
+        let size = self.identity.size;
+        let file = match &self.content {
+            Content::Memory(bytes) => return Ok(bytes.to_vec()),
+            Content::Disk(file) => file,
+        };
+        let mut bytes = self.allocate(size)?;
+        if size < TWO_STREAMS_FROM {
+            self.read_into(file, &mut bytes, 0)?;
+        } else {
+            let middle = bytes.len() / 2;
+            let (front, back) = bytes.split_at_mut(middle);
+            std::thread::scope(|scope| {
+                let other = std::thread::Builder::new()
+                    .name("read-weights".to_owned())
+                    .spawn_scoped(scope, || self.read_into(file, front, 0));
+                let read_back = self.read_into(file, back, middle as u64);
+                match other {
+                    Ok(other) => other.join().unwrap_or_else(|_| {
+                        Err(self.failed(io::Error::other("the reading thread panicked")))
+                    })?,
+                    Err(cause) => return Err(self.failed(cause)),
+                }
+                read_back
+            })?;
+        }
+        self.unchanged()?;
+        Ok(bytes)
+    }
+
+    /// Fails when the open file is no longer what it was when it was opened.
+    pub(super) fn unchanged(&self) -> Result<(), RepositoryError> {
+        if let Content::Disk(file) = &self.content {
+            let metadata = file.metadata().map_err(|cause| self.failed(cause))?;
+            if Identity::of(&metadata) != self.identity {
+                return Err(self.changed());
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn changed(&self) -> RepositoryError {
+        RepositoryError::Changed {
+            path: self.path.clone(),
+        }
+    }
+
+    fn allocate(&self, size: u64) -> Result<Vec<u8>, RepositoryError> {
+        let refused = || RepositoryError::OutOfMemory {
+            path: self.path.clone(),
+            size,
+        };
+        let length = usize::try_from(size).map_err(|_| refused())?;
+        // Asked for first, because a zeroed vector aborts where this can fail; the zeroed one then
+        // comes as untouched pages, which are written once instead of twice.
+        let mut probe: Vec<u8> = Vec::new();
+        probe.try_reserve_exact(length).map_err(|_| refused())?;
+        drop(probe);
+        Ok(vec![0; length])
+    }
+
+    fn read_into(&self, file: &File, to: &mut [u8], from: u64) -> Result<(), RepositoryError> {
+        file.read_exact_at(to, from)
+            .map_err(|cause| match cause.kind() {
+                // It was longer when it was opened.
+                io::ErrorKind::UnexpectedEof => self.changed(),
+                _ => self.failed(cause),
+            })
+    }
+
+    fn failed(&self, cause: io::Error) -> RepositoryError {
+        RepositoryError::Io {
+            path: self.path.clone(),
+            cause,
+        }
+    }
+}
+
+fn describe(metadata: &Metadata) -> &'static str {
+    let kind = metadata.file_type();
+    if kind.is_dir() {
+        "folder"
+    } else if kind.is_fifo() {
+        "pipe"
+    } else if kind.is_socket() {
+        "socket"
+    } else {
+        "device"
+    }
+}
