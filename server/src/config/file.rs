@@ -1,0 +1,180 @@
+//! The TOML file, field by field.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use dormouse_core::id::ByteSize;
+use serde::{Deserialize, Deserializer};
+
+use super::{ConfigError, LogFormat};
+
+/// A server's configuration file. Every field is optional and every unknown one refused.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FileConfig {
+    pub id: Option<String>,
+    pub repository: RepositorySection,
+    pub http: HttpSection,
+    pub grpc: GrpcSection,
+    pub metrics: MetricsSection,
+    pub lifecycle: LifecycleSection,
+    pub limits: LimitsSection,
+    pub engine: EngineSection,
+    pub shutdown: ShutdownSection,
+    pub log: LogSection,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RepositorySection {
+    pub paths: Vec<PathBuf>,
+    pub control_mode: Option<ControlModeName>,
+    pub poll_secs: Option<u64>,
+    pub load_models: Vec<String>,
+    pub strict_readiness: Option<bool>,
+    pub exit_on_error: Option<bool>,
+    pub auto_complete: Option<bool>,
+    pub config_name: Option<String>,
+    pub load_threads: Option<usize>,
+    pub load_retries: Option<u32>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HttpSection {
+    pub enabled: Option<bool>,
+    pub address: Option<String>,
+    pub port: Option<u16>,
+    #[serde(deserialize_with = "from_text")]
+    pub max_input_size: Option<ByteSize>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GrpcSection {
+    pub enabled: Option<bool>,
+    pub address: Option<String>,
+    pub port: Option<u16>,
+    #[serde(deserialize_with = "from_text")]
+    pub max_input_size: Option<ByteSize>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsSection {
+    pub enabled: Option<bool>,
+    pub address: Option<String>,
+    pub port: Option<u16>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LifecycleSection {
+    #[serde(deserialize_with = "from_text")]
+    pub keep_alive: Option<KeepAlive>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsSection {
+    pub max_queue_per_model: Option<usize>,
+    #[serde(deserialize_with = "from_text")]
+    pub max_request_bytes_in_flight: Option<ByteSize>,
+    pub max_connections: Option<usize>,
+    pub max_concurrent_runs: Option<usize>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EngineSection {
+    pub library: Option<PathBuf>,
+    pub intra_op_threads: Option<u32>,
+    pub inter_op_threads: Option<u32>,
+    pub global_thread_pool: Option<bool>,
+    pub spinning: Option<bool>,
+    pub default_max_batch_size: Option<u32>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ShutdownSection {
+    pub timeout_secs: Option<u64>,
+    #[serde(deserialize_with = "from_text")]
+    pub drain_delay: Option<Span>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogSection {
+    pub format: Option<LogFormat>,
+    pub verbose: Option<u32>,
+    pub info: Option<bool>,
+    pub warning: Option<bool>,
+    pub error: Option<bool>,
+    pub file: Option<PathBuf>,
+}
+
+/// Triton's names of the control modes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ControlModeName {
+    /// Every model of the repository, on demand.
+    #[default]
+    None,
+    /// Only models that are loaded through the API or with --load-model.
+    Explicit,
+    /// Every model; changes in the repository are picked up.
+    Poll,
+}
+
+/// `"30s"`, `"5m"`, or `"forever"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive(pub Option<Duration>);
+
+impl FromStr for KeepAlive {
+    type Err = humantime::DurationError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "forever" => Ok(Self(None)),
+            _ => humantime::parse_duration(text).map(|duration| Self(Some(duration))),
+        }
+    }
+}
+
+/// `"500ms"`, `"30s"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span(pub Duration);
+
+impl FromStr for Span {
+    type Err = humantime::DurationError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        humantime::parse_duration(text).map(Self)
+    }
+}
+
+impl FileConfig {
+    /// Reads a file; errors name it and point into it.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        toml::from_str(&text).map_err(|error| ConfigError::Syntax {
+            path: path.to_owned(),
+            message: error.to_string(),
+        })
+    }
+}
+
+fn from_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr,
+    T::Err: std::fmt::Display,
+{
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}

@@ -1,0 +1,110 @@
+//! What runs a graph. `onnx` is the only module that names ONNX Runtime's bindings.
+
+pub mod onnx;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dormouse_core::datatype::DataType;
+use dormouse_core::shape::Shape;
+use dormouse_model_store::spec::SessionSpec;
+
+use crate::request::Tensor;
+
+/// A graph and its weights as they were read from the repository: the engine never opens a file
+/// of the user's.
+#[derive(Debug)]
+pub struct ModelBytes {
+    /// The serialized ONNX model.
+    pub graph: Vec<u8>,
+    /// External data by the location the graph names.
+    pub external: Vec<(String, Vec<u8>)>,
+}
+
+/// A failure of the engine, in its own words.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error("{0}")]
+    Failed(String),
+    /// The run was stopped because nobody waits for it any more.
+    #[error("the run was stopped")]
+    Terminated,
+}
+
+/// One input or output of a session, in the graph's order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SessionTensor {
+    pub name: String,
+    /// None for a type that v2 cannot express.
+    pub datatype: Option<DataType>,
+    /// `-1` where the graph leaves a dimension open; none when the graph does not tell the rank.
+    pub dims: Option<Shape>,
+}
+
+/// Opens sessions.
+pub trait Engine: Send + Sync + fmt::Debug {
+    /// Creates what every session shares (library, environment, thread pool), once. Returns how
+    /// long it took, zero when it was there.
+    fn prepare(&self) -> Result<Duration, EngineError>;
+
+    /// Builds a session. Blocks; called on a thread where that is allowed.
+    fn open(
+        &self,
+        model: ModelBytes,
+        options: &SessionSpec,
+    ) -> Result<Arc<dyn Session>, EngineError>;
+
+    /// What the engine calls itself, with its version.
+    fn describe(&self) -> String;
+}
+
+/// A loaded graph. `run` may be called from many threads at once.
+pub trait Session: Send + Sync + fmt::Debug {
+    /// Inputs that every run must be given.
+    fn inputs(&self) -> &[SessionTensor];
+    /// Inputs that have a value in the graph and may be left out. In [`Session::run`] their
+    /// indices follow those of [`Session::inputs`].
+    fn optional_inputs(&self) -> &[SessionTensor] {
+        &[]
+    }
+    fn outputs(&self) -> &[SessionTensor];
+
+    /// Runs the graph on `inputs` (pairs of an index, see [`Session::inputs`], and a tensor) and
+    /// returns the tensors of `outputs` (indices into [`Session::outputs`]) in that order.
+    /// Blocks the calling thread. Fails with [`EngineError::Terminated`] once `stop` was pulled.
+    fn run(
+        &self,
+        inputs: &[(usize, Tensor)],
+        outputs: &[usize],
+        stop: &StopHandle,
+    ) -> Result<Vec<Tensor>, EngineError>;
+
+    /// Creates a handle by which one later run can be stopped.
+    fn stop_handle(&self) -> Result<StopHandle, EngineError>;
+}
+
+/// Stops a run that is under way; pulling it twice, or after the run, does nothing.
+pub type StopHandle = Arc<dyn Stop>;
+
+/// See [`StopHandle`].
+pub trait Stop: Send + Sync + fmt::Debug {
+    fn stop(&self);
+    /// For the session that made it to find its own state again.
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+/// Joins rows of equal inputs: `Bytes` of one piece are passed on, more are copied once.
+pub fn gather(pieces: &[Bytes]) -> Bytes {
+    match pieces {
+        [only] => only.clone(),
+        _ => {
+            let mut joined = Vec::with_capacity(pieces.iter().map(Bytes::len).sum());
+            for piece in pieces {
+                joined.extend_from_slice(piece);
+            }
+            joined.into()
+        }
+    }
+}

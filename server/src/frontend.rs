@@ -1,0 +1,7 @@
+//! What speaks to clients: one file per protocol, no decisions.
+
+pub mod grpc;
+pub mod health;
+pub mod http;
+pub mod listen;
+pub mod status;

@@ -1,0 +1,250 @@
+//! Connections: accepted, bounded, kept alive and, at the end, drained.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tracing::{debug, warn};
+
+use super::backend::Backend;
+use super::calls::{CallQueue, WithCalls};
+use super::router::Router;
+use super::{GrpcOptions, HEADER_LIST_SIZE, PREFACE_TIMEOUT};
+
+/// The first bytes of every HTTP/2 connection.
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// What somebody gets who speaks HTTP/1 to this port.
+const WRONG_PROTOCOL: &[u8] = b"HTTP/1.1 505 HTTP Version Not Supported\r\n\
+    content-type: text/plain\r\nconnection: close\r\n\r\n\
+    this port speaks gRPC, which needs HTTP/2\n";
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Serves connections until `stop` resolves, then lets them finish what they have begun.
+/// Dropping the future closes every connection at once.
+pub(super) async fn run<B: Backend>(
+    listener: TcpListener,
+    router: Arc<Router<B>>,
+    options: &GrpcOptions,
+    stop: impl Future<Output = ()>,
+) {
+    let mut connections = JoinSet::new();
+    let mut pause = FIRST_PAUSE;
+    let mut stop = pin!(stop);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut stop => break,
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => continue,
+        };
+        match accepted {
+            Ok((_, peer)) if connections.len() >= options.max_connections => {
+                // Closed at once: a client can try another replica, a silent backlog tells nothing.
+                warn!(%peer, limit = options.max_connections, "connection limit reached, refusing");
+            }
+            Ok((stream, _)) => {
+                pause = FIRST_PAUSE;
+                let connection = Connection {
+                    router: router.clone(),
+                    options: options.clone(),
+                };
+                connections.spawn(connection.serve(stream));
+            }
+            Err(error) if concerns_one_connection(&error) => {
+                debug!(%error, "connection was gone before it was accepted");
+            }
+            Err(error) => {
+                // Out of descriptors or memory: the listener stays, others will close theirs.
+                warn!(%error, retry_in = ?pause, "cannot accept connections");
+                tokio::select! {
+                    () = &mut stop => break,
+                    () = tokio::time::sleep(pause) => {}
+                }
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+    // New clients are refused by the system from here on instead of waiting in its queue.
+    drop(listener);
+    router.shutdown().cancel();
+    while connections.join_next().await.is_some() {}
+}
+
+fn concerns_one_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::Interrupted
+    )
+}
+
+fn http2_builder(options: &GrpcOptions, calls: CallQueue) -> http2::Builder<CallQueue> {
+    let mut builder = http2::Builder::new(calls);
+    builder
+        .timer(TokioTimer::new())
+        .auto_date_header(false)
+        .adaptive_window(false)
+        .initial_stream_window_size(options.stream_window)
+        .initial_connection_window_size(options.connection_window)
+        .max_frame_size(options.max_frame_size)
+        .max_concurrent_streams(options.max_concurrent_streams)
+        .max_header_list_size(HEADER_LIST_SIZE)
+        // The protocol library's own bounds against floods of resets. Absent means unbounded.
+        .max_pending_accept_reset_streams(20)
+        .max_local_error_reset_streams(1024)
+        .keep_alive_interval(options.keep_alive_interval)
+        .keep_alive_timeout(options.keep_alive_timeout);
+    builder
+}
+
+struct Connection<B> {
+    router: Arc<Router<B>>,
+    options: GrpcOptions,
+}
+
+impl<B: Backend> Connection<B> {
+    async fn serve(self, stream: TcpStream) {
+        let shutdown = self.router.shutdown().clone();
+        if let Err(error) = stream.set_nodelay(true) {
+            debug!(%error, "cannot set TCP_NODELAY");
+        }
+        let prefaced = tokio::select! {
+            () = shutdown.cancelled() => return,
+            prefaced = tokio::time::timeout(PREFACE_TIMEOUT, Prefaced::open(stream)) => prefaced,
+        };
+        let Ok(Some(io)) = prefaced else {
+            return;
+        };
+        let router = self.router;
+        let service = service_fn(move |request| {
+            let router = router.clone();
+            async move { Ok::<_, Infallible>(router.handle(request).await) }
+        });
+        let calls = CallQueue::default();
+        let connection =
+            http2_builder(&self.options, calls.clone()).serve_connection(TokioIo::new(io), service);
+        let mut connection = WithCalls::new(connection, calls);
+        let ended = tokio::select! {
+            biased;
+            ended = &mut connection => Some(ended),
+            () = shutdown.cancelled() => None,
+            () = old(self.options.max_connection_age) => None,
+        };
+        let ended = match ended {
+            Some(ended) => ended,
+            None => {
+                connection.connection().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            debug!(%error, "connection failed");
+        }
+    }
+}
+
+async fn old(max_age: Option<Duration>) {
+    match max_age {
+        Some(age) => tokio::time::sleep(age).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A connection whose preface was read, and will be read once more by who serves it.
+///
+/// The protocol library waits for the preface without a limit; a client that never sends one
+/// would keep its connection for ever.
+#[derive(Debug)]
+struct Prefaced {
+    stream: TcpStream,
+    replayed: usize,
+}
+
+impl Prefaced {
+    /// None when the client went away or does not speak HTTP/2.
+    async fn open(mut stream: TcpStream) -> Option<Self> {
+        let mut seen = [0; PREFACE.len()];
+        let mut length = 0;
+        while length < seen.len() {
+            match stream.read(&mut seen[length..]).await {
+                Ok(0) => return None,
+                Ok(more) => length += more,
+                Err(error) => {
+                    debug!(%error, "connection failed before it began");
+                    return None;
+                }
+            }
+            if !PREFACE.starts_with(&seen[..length]) {
+                if seen[0].is_ascii_uppercase() {
+                    // The connection is given up anyway.
+                    let _ = stream.write_all(WRONG_PROTOCOL).await;
+                    let _ = stream.shutdown().await;
+                }
+                return None;
+            }
+        }
+        Some(Self {
+            stream,
+            replayed: 0,
+        })
+    }
+}
+
+impl AsyncRead for Prefaced {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.replayed < PREFACE.len() {
+            let rest = &PREFACE[self.replayed..];
+            let length = rest.len().min(buf.remaining());
+            buf.put_slice(&rest[..length]);
+            self.replayed += length;
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Prefaced {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

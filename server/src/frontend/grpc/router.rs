@@ -1,0 +1,301 @@
+//! From a path to the code behind it. Calls on tensors come first and take no detour.
+
+use std::future::Future;
+
+use bytes::Bytes;
+use dormouse_proto::inference as pb;
+use http::{Method, Request, Response, StatusCode, header};
+use prost::Message;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codec::{Codec, CompressionEncoding};
+use tonic::server::Grpc;
+use tonic::service::Routes;
+use tonic_prost::ProstCodec;
+use tower::Service as _;
+
+use super::answer::{Answer, StreamAnswer};
+use super::backend::Backend;
+use super::body::{Steady, Stoppable};
+use super::codec::BoundedCodec;
+use super::deadline::{CallTime, grpc_timeout};
+use super::stream::{self, Limited, StreamTerms};
+use super::{
+    DEADLINE_GRACE, GrpcOptions, MAX_SMALL_MESSAGE, infer, management, overdue, repository,
+    statistics, wire,
+};
+use crate::frontend::status::to_status;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Every method of every service on the gRPC port.
+#[derive(Debug)]
+pub(super) struct Router<B> {
+    backend: B,
+    options: GrpcOptions,
+    /// Health and reflection.
+    side_services: Routes,
+    /// Cancelled when the server stops: calls without an end of their own end then.
+    shutdown: CancellationToken,
+}
+
+impl<B: Backend> Router<B> {
+    pub(super) fn new(
+        backend: B,
+        options: GrpcOptions,
+        side_services: Routes,
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self {
+            backend,
+            options,
+            side_services,
+            shutdown,
+        }
+    }
+
+    pub(super) fn shutdown(&self) -> &CancellationToken {
+        &self.shutdown
+    }
+
+    /// Answers one call. Dropping the future cancels what it asked for.
+    pub(super) async fn handle<T>(&self, request: Request<T>) -> Response<Body>
+    where
+        T: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        T::Error: Into<BoxError> + Send,
+    {
+        if let Some(refusal) = refuse_other_protocols(&request) {
+            return refusal;
+        }
+        let timeout = match grpc_timeout(request.headers()) {
+            Ok(timeout) => timeout,
+            Err(error) => return to_status(&error).into_http(),
+        };
+        let received = self.backend.now();
+        let time = CallTime {
+            received,
+            deadline: timeout.map(|timeout| received + timeout),
+        };
+        if request.uri().path() == "/inference.GRPCInferenceService/ModelStreamInfer" {
+            return self.model_stream_infer(time, request).await;
+        }
+        let call = self.unary_call(time, request);
+        match timeout {
+            None => call.await,
+            // Who is asked keeps the deadline itself and says what was late; this is for a
+            // request whose body is late, and it counts on nobody.
+            Some(timeout) => tokio::time::timeout(timeout.saturating_add(DEADLINE_GRACE), call)
+                .await
+                .unwrap_or_else(|_| overdue().into_http()),
+        }
+    }
+
+    async fn unary_call<T>(&self, time: CallTime, request: Request<T>) -> Response<Body>
+    where
+        T: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        T::Error: Into<BoxError> + Send,
+    {
+        match request.uri().path() {
+            "/inference.GRPCInferenceService/ModelInfer" => self.model_infer(time, request).await,
+            // Rare calls: their futures would only make the common one larger.
+            path if path.starts_with("/inference.GRPCInferenceService/") => {
+                Box::pin(self.management_call(request)).await
+            }
+            path if path.starts_with("/grpc.health.v1.Health/")
+                || path.starts_with("/grpc.reflection.") =>
+            {
+                let mut services = self.side_services.clone();
+                let request = request.map(|body| Steady::new(body, self.options.body_patience));
+                match services.call(request).await {
+                    Ok(response) => {
+                        response.map(|body| Body::new(Stoppable::new(body, &self.shutdown)))
+                    }
+                    Err(never) => match never {},
+                }
+            }
+            path => unknown_method(path),
+        }
+    }
+
+    async fn model_infer<T>(&self, time: CallTime, request: Request<T>) -> Response<Body>
+    where
+        T: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        T::Error: Into<BoxError> + Send,
+    {
+        let limit = self.options.max_message_size;
+        let codec = BoundedCodec::<_, Answer>::new(wire::infer_request_cost, limit);
+        let request = request.map(|body| Steady::new(body, self.options.body_patience));
+        self.grpc(codec, limit, true)
+            .unary(
+                tower::service_fn(|request: tonic::Request<pb::ModelInferRequest>| {
+                    infer::model_infer(&self.backend, time, request.into_inner())
+                }),
+                request,
+            )
+            .await
+    }
+
+    async fn model_stream_infer<T>(&self, time: CallTime, request: Request<T>) -> Response<Body>
+    where
+        T: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        T::Error: Into<BoxError> + Send,
+    {
+        let limit = self.options.max_message_size;
+        let codec = BoundedCodec::<_, StreamAnswer>::new(wire::infer_request_cost, limit);
+        let terms = StreamTerms {
+            time,
+            fail_fast: stream::wants_status(request.headers()),
+            in_flight: self.options.max_stream_requests,
+        };
+        let timeout = time.deadline.map(|deadline| deadline - time.received);
+        let service = |request: tonic::Request<tonic::Streaming<pb::ModelInferRequest>>| {
+            let answers = stream::answers(
+                self.backend.clone(),
+                request.into_inner(),
+                terms,
+                self.shutdown.clone(),
+            );
+            let answers = Limited::new(answers, timeout);
+            std::future::ready(Ok(tonic::Response::new(answers)))
+        };
+        self.grpc(codec, limit, true)
+            .streaming(tower::service_fn(service), request)
+            .await
+    }
+
+    async fn management_call<T>(&self, request: Request<T>) -> Response<Body>
+    where
+        T: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        T::Error: Into<BoxError> + Send,
+    {
+        let backend = &self.backend;
+        let path = request.uri().path();
+        let method = path.rsplit('/').next().unwrap_or_default();
+        match method {
+            "ServerLive" => {
+                self.unary(request, |q| management::server_live(backend, q))
+                    .await
+            }
+            "ServerReady" => {
+                self.unary(request, |q| management::server_ready(backend, q))
+                    .await
+            }
+            "ModelReady" => {
+                self.unary(request, |q| management::model_ready(backend, q))
+                    .await
+            }
+            "ServerMetadata" => {
+                self.unary(request, |q| management::server_metadata(backend, q))
+                    .await
+            }
+            "ModelMetadata" => {
+                self.unary(request, |q| management::model_metadata(backend, q))
+                    .await
+            }
+            "ModelConfig" => {
+                self.unary(request, |q| management::model_config(backend, q))
+                    .await
+            }
+            "ModelStatistics" => {
+                self.unary(request, |q| statistics::model_statistics(backend, q))
+                    .await
+            }
+            "RepositoryIndex" => self.unary(request, |q| repository::index(backend, q)).await,
+            "RepositoryModelLoad" => self.repository_model_load(request).await,
+            "RepositoryModelUnload" => {
+                self.unary(request, |q| repository::unload(backend, q))
+                    .await
+            }
+            "SystemSharedMemoryStatus"
+            | "SystemSharedMemoryRegister"
+            | "SystemSharedMemoryUnregister"
+            | "CudaSharedMemoryStatus"
+            | "CudaSharedMemoryRegister"
+            | "CudaSharedMemoryUnregister" => Status::unimplemented(format!(
+                "{method} is not supported: this server takes and gives tensors in messages only"
+            ))
+            .into_http(),
+            "TraceSetting" => Status::unimplemented(
+                "TraceSetting is not supported: tracing is set up when the server starts",
+            )
+            .into_http(),
+            "LogSettings" => Status::unimplemented(
+                "LogSettings is not supported: logging is set up when the server starts",
+            )
+            .into_http(),
+            _ => unknown_method(path),
+        }
+    }
+
+    /// Brings whole files along, so it is bounded like a call on tensors.
+    async fn repository_model_load<T>(&self, request: Request<T>) -> Response<Body>
+    where
+        T: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        T::Error: Into<BoxError> + Send,
+    {
+        let limit = self.options.max_message_size;
+        let codec = BoundedCodec::new(wire::load_request_cost, limit);
+        let request = request.map(|body| Steady::new(body, self.options.body_patience));
+        let service = tower::service_fn(|request: tonic::Request<_>| {
+            repository::load(&self.backend, request.into_inner())
+        });
+        self.grpc(codec, limit, false).unary(service, request).await
+    }
+
+    /// A call whose messages are small.
+    async fn unary<T, Q, A, F, R>(&self, request: Request<T>, answer: F) -> Response<Body>
+    where
+        T: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        T::Error: Into<BoxError> + Send,
+        Q: Message + Default + 'static,
+        A: Message + Default + 'static,
+        F: Fn(Q) -> R,
+        R: Future<Output = Result<A, Status>>,
+    {
+        let request = request.map(|body| Steady::new(body, self.options.body_patience));
+        let service = tower::service_fn(|request: tonic::Request<Q>| {
+            let answer = answer(request.into_inner());
+            async move { answer.await.map(tonic::Response::new) }
+        });
+        self.grpc(ProstCodec::default(), MAX_SMALL_MESSAGE, false)
+            .unary(service, request)
+            .await
+    }
+
+    fn grpc<C: Codec>(&self, codec: C, max_message: usize, tensors: bool) -> Grpc<C> {
+        let grpc = Grpc::new(codec)
+            .accept_compressed(CompressionEncoding::Gzip)
+            .accept_compressed(CompressionEncoding::Deflate)
+            .max_decoding_message_size(max_message);
+        if tensors && self.options.compress_responses {
+            grpc.send_compressed(CompressionEncoding::Gzip)
+                .send_compressed(CompressionEncoding::Deflate)
+        } else {
+            grpc
+        }
+    }
+}
+
+/// What gRPC asks of every request: a POST with its content type.
+fn refuse_other_protocols<T>(request: &Request<T>) -> Option<Response<Body>> {
+    let status = if request.method() != Method::POST {
+        StatusCode::METHOD_NOT_ALLOWED
+    } else if request
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+    {
+        return None;
+    } else {
+        StatusCode::UNSUPPORTED_MEDIA_TYPE
+    };
+    let mut refusal = Response::new(Body::empty());
+    *refusal.status_mut() = status;
+    Some(refusal)
+}
+
+fn unknown_method(path: &str) -> Response<Body> {
+    let path: String = path.chars().take(128).collect();
+    Status::unimplemented(format!("this server has no method '{path}'")).into_http()
+}

@@ -1,0 +1,141 @@
+//! `ModelStreamInfer`: many requests on one call, answered in the order they came.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use dormouse_proto::inference as pb;
+use futures_util::stream::{BoxStream, Stream, StreamExt};
+use http::HeaderMap;
+use tokio::time::Sleep;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use super::answer::{Answer, StreamAnswer};
+use super::backend::Backend;
+use super::deadline::CallTime;
+use super::infer::{log_internal, read_request};
+use crate::error::ServeError;
+use crate::frontend::status::to_status;
+
+/// What holds for every request of a stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StreamTerms {
+    /// When the call itself was received and until when it may last.
+    pub(super) time: CallTime,
+    /// End the stream with the status of the first error, instead of sending errors as messages.
+    pub(super) fail_fast: bool,
+    /// How many requests may be under way; further ones are not read.
+    pub(super) in_flight: usize,
+}
+
+/// Whether the client wants errors as statuses.
+pub(super) fn wants_status(headers: &HeaderMap) -> bool {
+    headers
+        .get("triton_grpc_error")
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"))
+}
+
+/// Answers `requests` in order. The client's half-close ends the stream after the last answer;
+/// dropping the stream cancels every request that has no answer yet. Once `shutdown` is
+/// cancelled nothing more is read, what was read is answered, and the stream ends as unavailable.
+pub(super) fn answers<B, R>(
+    backend: B,
+    requests: R,
+    terms: StreamTerms,
+    shutdown: CancellationToken,
+) -> BoxStream<'static, Result<StreamAnswer, Status>>
+where
+    B: Backend,
+    R: Stream<Item = Result<pb::ModelInferRequest, Status>> + Send + 'static,
+{
+    let stopped = shutdown.clone();
+    // An endless source after the signal would keep the stream open: one last error ends it.
+    let farewell = futures_util::stream::once(async move {
+        stopped
+            .is_cancelled()
+            .then(|| Status::unavailable("the server is shutting down: open a new stream"))
+    })
+    .filter_map(|status| std::future::ready(status.map(Err)));
+    requests
+        .take_until(shutdown.cancelled_owned())
+        .chain(farewell)
+        .map(move |request| answer(backend.clone(), request, terms))
+        .buffered(terms.in_flight.max(1))
+        .boxed()
+}
+
+async fn answer<B: Backend>(
+    backend: B,
+    request: Result<pb::ModelInferRequest, Status>,
+    terms: StreamTerms,
+) -> Result<StreamAnswer, Status> {
+    let mut request = request?;
+    let time = CallTime {
+        received: backend.now(),
+        ..terms.time
+    };
+    let model_name = std::mem::take(&mut request.model_name);
+    let model_version = std::mem::take(&mut request.model_version);
+    let id = request.id.clone();
+    let outcome = match read_request(&model_name, time, request) {
+        Ok(raw) => backend.infer(&model_name, &model_version, raw).await,
+        Err(error) => Err(error),
+    };
+    let error: ServeError = match outcome {
+        Ok(response) => return Ok(StreamAnswer::Answer(Answer(response))),
+        Err(error) => error,
+    };
+    log_internal(&model_name, &error);
+    if terms.fail_fast {
+        return Err(to_status(&error));
+    }
+    Ok(StreamAnswer::Failure {
+        message: error.message().to_owned(),
+        id,
+        model_name,
+        model_version,
+    })
+}
+
+/// Ends a stream as overdue once the time that its client gave the call is over.
+pub(super) struct Limited<S> {
+    stream: S,
+    overdue: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Limited<S> {
+    pub(super) fn new(stream: S, timeout: Option<Duration>) -> Self {
+        Self {
+            stream,
+            overdue: timeout.map(|timeout| Box::pin(tokio::time::sleep(timeout))),
+        }
+    }
+}
+
+impl<S, T> Stream for Limited<S>
+where
+    S: Stream<Item = Result<T, Status>> + Unpin,
+{
+    type Item = Result<T, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if let ready @ Poll::Ready(_) = this.stream.poll_next_unpin(cx) {
+            return ready;
+        }
+        let Some(overdue) = &mut this.overdue else {
+            return Poll::Pending;
+        };
+        match overdue.as_mut().poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(()) => {
+                this.overdue = None;
+                Poll::Ready(Some(Err(super::overdue())))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

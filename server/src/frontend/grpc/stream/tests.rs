@@ -1,0 +1,148 @@
+use futures_util::FutureExt;
+use futures_util::stream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
+
+use super::super::tests::fake::{Fake, request};
+use super::*;
+
+fn terms(fail_fast: bool, in_flight: usize) -> StreamTerms {
+    StreamTerms {
+        time: CallTime {
+            received: Default::default(),
+            deadline: None,
+        },
+        fail_fast,
+        in_flight,
+    }
+}
+
+type Answers = BoxStream<'static, Result<StreamAnswer, Status>>;
+
+fn answering(fake: &Fake, requests: &[(&str, &str)], terms: StreamTerms) -> Answers {
+    let requests: Vec<_> = requests
+        .iter()
+        .map(|(model, id)| Ok(request(model, id, "x")))
+        .collect();
+    answers(
+        fake.clone(),
+        stream::iter(requests),
+        terms,
+        CancellationToken::new(),
+    )
+}
+
+fn id(answer: Option<Result<StreamAnswer, Status>>) -> String {
+    match answer.unwrap().unwrap() {
+        StreamAnswer::Answer(answer) => answer.0.id,
+        StreamAnswer::Failure { id, .. } => id,
+    }
+}
+
+#[tokio::test]
+async fn answers_keep_the_order_of_their_requests() {
+    let fake = Fake::new();
+    let mut answers = answering(&fake, &[("gate", "1"), ("echo", "2")], terms(false, 8));
+    assert!(answers.next().now_or_never().is_none());
+    fake.open_gate(1);
+    assert_eq!(id(answers.next().await), "1");
+    assert_eq!(id(answers.next().await), "2");
+    assert!(answers.next().await.is_none());
+}
+
+#[tokio::test]
+async fn an_error_is_a_message_and_the_stream_goes_on() {
+    let fake = Fake::new();
+    let mut answers = answering(&fake, &[("nobody", "1"), ("echo", "2")], terms(false, 8));
+    let Some(Ok(StreamAnswer::Failure {
+        message,
+        id: failed,
+        model_name,
+        ..
+    })) = answers.next().await
+    else {
+        panic!("expected a failure");
+    };
+    assert_eq!(message, "unknown model 'nobody'");
+    assert_eq!((failed.as_str(), model_name.as_str()), ("1", "nobody"));
+    assert_eq!(id(answers.next().await), "2");
+    assert!(answers.next().await.is_none());
+}
+
+#[tokio::test]
+async fn an_error_is_a_status_for_clients_that_ask() {
+    let fake = Fake::new();
+    let mut answers = answering(&fake, &[("echo", "1"), ("nobody", "2")], terms(true, 8));
+    assert_eq!(id(answers.next().await), "1");
+    let status = answers.next().await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::NotFound);
+}
+
+#[test]
+fn clients_ask_for_statuses_by_header() {
+    for (value, expected) in [
+        ("true", true),
+        ("True", true),
+        ("false", false),
+        ("1", false),
+    ] {
+        let mut headers = HeaderMap::new();
+        assert!(!wants_status(&headers));
+        headers.insert("triton_grpc_error", value.parse().unwrap());
+        assert_eq!(wants_status(&headers), expected, "{value}");
+    }
+}
+
+#[tokio::test]
+async fn only_so_many_requests_are_under_way() {
+    let fake = Fake::new();
+    let mut answers = answering(&fake, &[("gate", ""); 10], terms(false, 3));
+    assert!(answers.next().now_or_never().is_none());
+    assert_eq!(fake.most_active(), 3);
+    fake.open_gate(10);
+    for _ in 0..10 {
+        assert!(answers.next().await.unwrap().is_ok());
+    }
+    assert_eq!(fake.most_active(), 3);
+}
+
+#[tokio::test]
+async fn dropping_the_stream_cancels_what_is_under_way() {
+    let fake = Fake::new();
+    let mut answers = answering(&fake, &[("deaf", ""); 4], terms(false, 8));
+    assert!(answers.next().now_or_never().is_none());
+    drop(answers);
+    fake.until_cancelled(4).await;
+    fake.until_active(0).await;
+}
+
+#[tokio::test]
+async fn a_broken_request_ends_the_stream_after_the_answers_before_it() {
+    let fake = Fake::new();
+    let requests = stream::iter([
+        Ok(request("echo", "1", "x")),
+        Err(Status::out_of_range("too large")),
+    ]);
+    let mut answers = answers(fake, requests, terms(false, 8), CancellationToken::new());
+    assert_eq!(id(answers.next().await), "1");
+    let status = answers.next().await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::OutOfRange);
+}
+
+#[tokio::test]
+async fn shutdown_answers_what_was_read_and_then_ends_the_stream() {
+    let fake = Fake::new();
+    let shutdown = CancellationToken::new();
+    let (send, requests) = mpsc::channel(8);
+    let requests = ReceiverStream::new(requests);
+    let mut answers = answers(fake.clone(), requests, terms(false, 8), shutdown.clone());
+    send.send(Ok(request("gate", "1", "x"))).await.unwrap();
+    assert!(answers.next().now_or_never().is_none());
+    shutdown.cancel();
+    assert!(answers.next().now_or_never().is_none());
+    fake.open_gate(1);
+    assert_eq!(id(answers.next().await), "1");
+    let status = answers.next().await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+}

@@ -1,0 +1,261 @@
+//! The v2 protocol over HTTP, as Triton speaks it.
+//!
+//! Reads, asks the service, and writes; no decisions. Work that grows with a body (parsing,
+//! encoding, compressing) leaves the async threads when the body is large.
+
+mod answer;
+mod body;
+mod coding;
+mod control;
+mod documents;
+mod infer;
+mod json;
+mod routes;
+mod tensor_data;
+
+use std::sync::Arc;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use ::http::header::{self, HeaderMap};
+use ::http::{Request, StatusCode};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body::Body as _;
+use tokio::sync::Semaphore;
+
+use self::answer::{Answer, Failure};
+use self::body::BodyHead;
+use self::coding::Coding;
+use self::routes::{ModelRef, Route};
+use crate::error::ServeError;
+use crate::service::Service;
+
+/// Bodies up to this size are handled where they arrive.
+const INLINE: u64 = 256 << 10;
+/// Bodies below this size are not worth compressing.
+const COMPRESS_ABOVE: u64 = 1 << 10;
+
+/// What a client may send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpLimits {
+    /// Bytes of a body, before and after decompression (`--http-max-input-size`).
+    pub max_input_size: u64,
+    /// How long a body may take for its next 32 KiB.
+    pub body_progress_timeout: Duration,
+}
+
+impl Default for HttpLimits {
+    fn default() -> Self {
+        Self {
+            max_input_size: 64 << 20,
+            body_progress_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+impl HttpLimits {
+    /// Chunks of a body without a declared length: one per KiB that is allowed, 65,536 at least.
+    fn max_chunks(&self) -> u64 {
+        (self.max_input_size >> 10).max(65_536)
+    }
+}
+
+/// Serves the inference protocol.
+pub fn router(service: Service, limits: HttpLimits) -> Router {
+    let cores = available_parallelism().map_or(1, usize::from);
+    let app = App {
+        service,
+        limits,
+        heavy: Semaphore::new(cores),
+    };
+    Router::new().fallback(dispatch).with_state(Arc::new(app))
+}
+
+/// Serves `GET /metrics` in Prometheus' text format.
+pub fn metrics_router(service: Service) -> Router {
+    let metrics = async |State(service): State<Service>, headers: HeaderMap| {
+        let answer = Answer {
+            content_type: "text/plain; version=0.0.4",
+            ..Answer::json(service.render_metrics().into_bytes())
+        };
+        let coding = accepted(&headers, answer.body.len());
+        answer.into_response(coding)
+    };
+    Router::new()
+        .route("/metrics", axum::routing::get(metrics))
+        .method_not_allowed_fallback(async || Failure {
+            allow: Some("GET, HEAD"),
+            ..Failure::new(StatusCode::METHOD_NOT_ALLOWED, "expected GET")
+        })
+        .fallback(async || Failure::new(StatusCode::NOT_FOUND, "no such endpoint: try /metrics"))
+        .with_state(service)
+}
+
+struct App {
+    service: Service,
+    limits: HttpLimits,
+    /// Large bodies being worked on at once: more would only share the same cores.
+    heavy: Semaphore,
+}
+
+/// The request without its body.
+struct Head {
+    headers: HeaderMap,
+    /// When the request was taken up.
+    received: dormouse_core::time::Timestamp,
+}
+
+async fn dispatch(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
+    let received = app.service.now();
+    let (parts, body) = request.into_parts();
+    let head = Head {
+        headers: parts.headers,
+        received,
+    };
+    let result = match routes::find(&parts.method, parts.uri.path()) {
+        Ok(route) => app.answer(route, &head, body).await,
+        Err(failure) => Err(failure),
+    };
+    result.unwrap_or_else(IntoResponse::into_response)
+}
+
+impl App {
+    async fn answer(&self, route: Route, head: &Head, body: Body) -> Result<Response, Failure> {
+        let service = &self.service;
+        let document = match route {
+            Route::Live => return Ok(health("live", service.is_live())),
+            Route::Ready => return Ok(health("ready", service.is_ready())),
+            Route::ModelReady(model) => {
+                return if service.is_model_ready(&model.name, &model.version).await? {
+                    Ok(health("ready", true))
+                } else {
+                    Err(Failure::bad_request("Model version not ready"))
+                };
+            }
+            Route::Infer(model) => return self.infer(model, head, body).await,
+            Route::Load(model) => {
+                let body = self.read_body(head, body, 0).await?;
+                let overrides = self
+                    .work(body.len() as u64, move || control::read_load(&body))
+                    .await??;
+                service.load(&model, overrides).await?;
+                return Ok(Answer::json(Vec::new()).into_response(Coding::Identity));
+            }
+            Route::Unload(model) => {
+                let body = self.read_body(head, body, 0).await?;
+                control::read_unload(&body)?;
+                service.unload(&model).await?;
+                return Ok(Answer::json(Vec::new()).into_response(Coding::Identity));
+            }
+            Route::ServerMetadata => documents::server_metadata(&service.info()),
+            Route::ModelMetadata(model) => {
+                documents::model_metadata(&service.describe(&model.name, &model.version).await?)
+            }
+            Route::ModelConfig(model) => {
+                let model = service.describe(&model.name, &model.version).await?;
+                documents::config_json(&model.spec.config)
+            }
+            Route::Statistics(model) => {
+                documents::statistics(&service.statistics(&model.name, &model.version).await?)
+            }
+            Route::Index => {
+                let body = self.read_body(head, body, 0).await?;
+                documents::index(&service.index(control::read_index(&body)?))
+            }
+            Route::Models => documents::models(&service.index(true)),
+            Route::Unsupported(why) => return Err(ServeError::unsupported(why).into()),
+        };
+        // Never compressed, as in Triton: tritonclient's asyncio client accepts gzip for
+        // everything and unpacks only answers to inference.
+        Ok(Answer::json(document).into_response(Coding::Identity))
+    }
+
+    async fn infer(&self, model: ModelRef, head: &Head, body: Body) -> Result<Response, Failure> {
+        let received = head.received;
+        let header_length = match head.headers.get(infer::HEADER_LENGTH) {
+            Some(value) => Some(infer::header_length(value.as_bytes())?),
+            None => None,
+        };
+        let body = self
+            .read_body(head, body, header_length.unwrap_or_default())
+            .await?;
+        let parsed = if header_length == Some(0) {
+            let described = self.service.describe(&model.name, &model.version).await?;
+            infer::parse_raw(body, &described.spec, received)?
+        } else {
+            // Only the JSON takes time; the binary tail is never looked at.
+            let json = header_length.unwrap_or(body.len()) as u64;
+            self.work(json, move || infer::parse(&body, header_length, received))
+                .await??
+        };
+        let response = self
+            .service
+            .infer(&model.name, &model.version, parsed.request)
+            .await?;
+        let plan = parsed.plan;
+        let size = |binary: bool| -> u64 {
+            let outputs = response.outputs.iter();
+            let wanted = outputs.filter(|(name, _)| plan.is_binary(name) == binary);
+            wanted.map(|(_, tensor)| tensor.data.len() as u64).sum()
+        };
+        let (text, total) = (size(false), size(false) + size(true));
+        let coding = accepted(&head.headers, total.max(text.saturating_mul(2)));
+        let effort = if coding == Coding::Identity {
+            text
+        } else {
+            total
+        };
+        let response = self
+            .work(effort, move || {
+                Answer::infer(response, &plan).map(|answer| answer.into_response(coding))
+            })
+            .await??;
+        Ok(response)
+    }
+
+    /// Reads a body; what begins at `offset` in it is aligned.
+    async fn read_body(&self, head: &Head, body: Body, offset: usize) -> Result<Bytes, Failure> {
+        let length = body.size_hint().exact();
+        let body_head = BodyHead::read(&head.headers, length)?;
+        body::read(body, body_head, offset, &self.limits).await
+    }
+
+    /// Runs `task` here, or where blocking is allowed when it has many bytes to go through.
+    async fn work<T: Send + 'static>(
+        &self,
+        bytes: u64,
+        task: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        if bytes <= INLINE {
+            return Ok(task());
+        }
+        let gone = |_| ServeError::internal("a task of the server was lost");
+        let _permit = self.heavy.acquire().await.map_err(|_| gone(()))?;
+        let result = tokio::task::spawn_blocking(task).await;
+        Ok(result.map_err(|_| gone(()))?)
+    }
+}
+
+/// The answer to a probe: Triton's status, and the body that KServe's client reads.
+fn health(what: &str, healthy: bool) -> Response {
+    let status = match healthy {
+        true => StatusCode::OK,
+        false => StatusCode::BAD_REQUEST,
+    };
+    (status, axum::Json(serde_json::json!({ what: healthy }))).into_response()
+}
+
+/// The coding a client wants for a body of about `length` bytes.
+fn accepted(headers: &HeaderMap, length: u64) -> Coding {
+    if length < COMPRESS_ABOVE {
+        return Coding::Identity;
+    }
+    headers
+        .get(header::ACCEPT_ENCODING)
+        .and_then(|value| value.to_str().ok())
+        .map_or(Coding::Identity, Coding::from_accept_encoding)
+}

@@ -1,0 +1,23 @@
+//! `dormouse`: see `dormouse --help`.
+
+use dormouse_server::{cli, process};
+
+fn main() -> ! {
+    process::keep_engine_quiet();
+    let invocation = cli::parse(std::env::args_os());
+    match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => {
+            let code = runtime.block_on(cli::run_to_exit_code(invocation));
+            // A load may still be inside the engine: dropping the runtime would wait for it, and
+            // running its destructors under it would crash.
+            process::exit_now(code)
+        }
+        Err(error) => {
+            eprintln!("error: cannot start the async runtime: {error}");
+            process::exit_now(1)
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Every model of the repositories: which there are, which may be called, and by what they are
+//! served at the moment.
+//!
+//! A model is only a name until somebody asks for it. Then its configuration and graph are read
+//! into a [`Generation`], whose units load when they are called. A reload builds the next
+//! generation beside the present one and swaps when it is warm.
+
+mod model;
+mod poll;
+mod source;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use dormouse_core::lifecycle::Stage;
+use dormouse_model_store::config::ConfigDefaults;
+use dormouse_model_store::repository::Repository;
+use parking_lot::Mutex;
+
+use crate::config::ControlMode;
+use crate::error::ServeError;
+use crate::host::Host;
+use crate::service::{IndexEntry, IndexState, LoadOverrides};
+use crate::stats::VersionStatistics;
+use crate::unit::Unit;
+
+pub use model::Generation;
+use model::Model;
+
+/// How long an unload waits for the model's requests before it answers and goes on alone.
+const UNLOAD_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How many names a mistyped one is compared with: each comparison takes about a microsecond of a
+/// thread that has other requests to serve.
+const MAX_COMPARED: usize = 1_000;
+
+/// How much of a name that nobody has is repeated to whoever asked for it.
+const MAX_SHOWN: usize = 128;
+
+/// What a registry is made of.
+#[derive(Debug)]
+pub struct RegistryConfig {
+    pub repositories: Vec<PathBuf>,
+    pub control: ControlMode,
+    pub config_name: Option<String>,
+    pub defaults: ConfigDefaults,
+}
+
+/// All models of a server.
+#[derive(Debug)]
+pub struct Registry {
+    repositories: Vec<Repository>,
+    models: ArcSwap<HashMap<Arc<str>, Arc<Model>>>,
+    /// Held while the repositories are listed, so that two listings cannot make two models of one
+    /// name; carries the folders that were warned about.
+    listing: Mutex<HashSet<String>>,
+    control: ControlMode,
+    config_name: Option<String>,
+    defaults: ConfigDefaults,
+    host: Arc<Host>,
+}
+
+impl Registry {
+    /// Opens the repositories and lists their models, without reading any of them.
+    pub fn open(config: RegistryConfig, host: Arc<Host>) -> Result<Arc<Self>, ServeError> {
+        let mut repositories = Vec::new();
+        for path in &config.repositories {
+            let repository = Repository::open(path).map_err(|error| {
+                ServeError::unavailable(format!(
+                    "cannot open model repository {}: {error}",
+                    path.display()
+                ))
+            })?;
+            repositories.push(repository);
+        }
+        let registry = Arc::new(Self {
+            repositories,
+            models: ArcSwap::default(),
+            listing: Mutex::default(),
+            control: config.control,
+            config_name: config.config_name,
+            defaults: config.defaults,
+            host,
+        });
+        registry.rescan()?;
+        Ok(registry)
+    }
+
+    /// How many models there are.
+    pub fn len(&self) -> usize {
+        self.models.load().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The names of all models, sorted.
+    pub fn names(&self) -> Vec<Arc<str>> {
+        let mut names: Vec<Arc<str>> = self.models.load().keys().cloned().collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Lists the repositories again: new models appear, models whose folder is gone disappear.
+    /// Returns those that disappeared. Unless the repositories are followed, what serves stays
+    /// until it is unloaded.
+    fn rescan(&self) -> Result<Vec<Arc<Model>>, ServeError> {
+        let mut warned = self.listing.lock();
+        let mut refused = HashSet::new();
+        let mut found: HashMap<String, Vec<usize>> = HashMap::new();
+        for (index, repository) in self.repositories.iter().enumerate() {
+            let listing = repository.list().map_err(|error| {
+                ServeError::unavailable(format!("cannot list a model repository: {error}"))
+            })?;
+            for (name, problem) in &listing.refused {
+                if !warned.contains(name) {
+                    tracing::warn!(name, %problem, "folder in the model repository is not a model");
+                }
+                refused.insert(name.clone());
+            }
+            for name in listing.models {
+                found.entry(name).or_default().push(index);
+            }
+        }
+        *warned = refused;
+        let known = self.models.load_full();
+        let mut models = HashMap::with_capacity(found.len());
+        for (name, places) in found {
+            let name: Arc<str> = name.into();
+            let model = match known.get(&name) {
+                Some(model) => Arc::clone(model),
+                None => Arc::new(Model::new(
+                    Arc::clone(&name),
+                    self.control != ControlMode::Explicit,
+                )),
+            };
+            model.set_places(places);
+            models.insert(name, model);
+        }
+        if !matches!(self.control, ControlMode::Poll { .. }) {
+            for (name, model) in known.iter().filter(|(_, model)| model.is_in_use()) {
+                models
+                    .entry(Arc::clone(name))
+                    .or_insert_with(|| Arc::clone(model));
+            }
+        }
+        let gone = known
+            .iter()
+            .filter(|(name, _)| !models.contains_key(*name))
+            .map(|(_, model)| Arc::clone(model))
+            .collect();
+        self.models.store(Arc::new(models));
+        Ok(gone)
+    }
+
+    fn model(&self, name: &str) -> Result<Arc<Model>, ServeError> {
+        self.models
+            .load()
+            .get(name)
+            .cloned()
+            .ok_or_else(|| self.unknown(name))
+    }
+
+    fn unknown(&self, name: &str) -> ServeError {
+        let models = self.models.load();
+        // The name comes from outside and may be megabytes long.
+        let near = models
+            .keys()
+            .filter(|known| known.len().abs_diff(name.len()) <= 2)
+            .take(MAX_COMPARED)
+            .map(|known| (strsim::levenshtein(known, name), known))
+            .min()
+            .filter(|(distance, _)| *distance <= 2);
+        let name: String = name.chars().take(MAX_SHOWN).collect();
+        let name = name.escape_debug();
+        match near {
+            Some((_, near)) => {
+                ServeError::not_found(format!("unknown model '{name}': did you mean '{near}'?"))
+            }
+            None => ServeError::not_found(format!(
+                "unknown model '{name}': it is not in the model repository"
+            )),
+        }
+    }
+
+    /// The unit that serves a version ("" for the newest), its model read if nobody had asked yet.
+    pub async fn unit(
+        self: &Arc<Self>,
+        name: &str,
+        version: &str,
+    ) -> Result<Arc<Unit>, ServeError> {
+        // The common case: the model was asked for before.
+        if let Some(model) = self.models.load().get(name)
+            && let Some(generation) = model.current()
+        {
+            let unit = generation.unit(version)?;
+            if !matches!(unit.stage(), Stage::Cold | Stage::Failed { .. }) {
+                return Ok(Arc::clone(unit));
+            }
+        }
+        self.unit_of_sleeper(name, version).await
+    }
+
+    /// As [`Registry::unit`], and sees to it that a model about to wake is what is on the disk.
+    pub(crate) async fn unit_of_sleeper(
+        self: &Arc<Self>,
+        name: &str,
+        version: &str,
+    ) -> Result<Arc<Unit>, ServeError> {
+        let model = self.model(name)?;
+        model.check_callable()?;
+        let generation = self.refresh(&model).await?;
+        generation.unit(version).cloned()
+    }
+
+    /// The present generation of a model, read from the repository if nobody had asked for it yet.
+    pub async fn generation(self: &Arc<Self>, name: &str) -> Result<Arc<Generation>, ServeError> {
+        let model = self.model(name)?;
+        model.check_callable()?;
+        match model.current() {
+            Some(generation) => Ok(generation),
+            None => self.refresh(&model).await,
+        }
+    }
+
+    /// Loads or reloads a model: what is new is loaded and warm before it replaces what serves.
+    pub async fn load(
+        self: &Arc<Self>,
+        name: &str,
+        overrides: LoadOverrides,
+    ) -> Result<(), ServeError> {
+        self.require_explicit()?;
+        self.load_now(name, overrides).await
+    }
+
+    pub(crate) async fn load_now(
+        self: &Arc<Self>,
+        name: &str,
+        overrides: LoadOverrides,
+    ) -> Result<(), ServeError> {
+        dormouse_model_store::names::check_name(name).map_err(|error| {
+            ServeError::invalid(format!(
+                "'{}' is not a model name: {error}",
+                name.escape_default()
+            ))
+        })?;
+        if !self.models.load().contains_key(name) {
+            // It may have been added since the repository was listed.
+            let registry = Arc::clone(self);
+            blocking(move || registry.rescan().map(drop)).await?;
+        }
+        let model = self.model(name)?;
+        // A caller that goes away must not leave a half-done reload behind: the work runs on.
+        let registry = Arc::clone(self);
+        let reload = tokio::spawn(async move { registry.reload(&model, overrides, true).await });
+        reload
+            .await
+            .unwrap_or_else(|_| Err(ServeError::internal("loading panicked")))
+    }
+
+    /// Stops serving a model: its requests finish, then its memory is given back.
+    pub async fn unload(self: &Arc<Self>, name: &str) -> Result<(), ServeError> {
+        self.require_explicit()?;
+        let model = self.model(name)?;
+        let retiring = tokio::spawn(async move { model.withdraw().await });
+        // Past the patience the model drains on its own; the caller's wish is carried out.
+        let _ = tokio::time::timeout(UNLOAD_PATIENCE, retiring).await;
+        Ok(())
+    }
+
+    fn require_explicit(&self) -> Result<(), ServeError> {
+        match self.control {
+            ControlMode::Explicit => Ok(()),
+            ControlMode::OnDemand | ControlMode::Poll { .. } => Err(ServeError::unavailable(
+                "explicit model load / unload is not allowed: models load on demand here; \
+                 start the server with --model-control-mode=explicit to control them by hand",
+            )),
+        }
+    }
+
+    /// One entry per model version, sorted by name.
+    pub fn index(&self, ready_only: bool) -> Vec<IndexEntry> {
+        let models = self.models.load();
+        let mut sorted: Vec<&Arc<Model>> = models.values().collect();
+        sorted.sort_unstable_by(|a, b| a.name().cmp(b.name()));
+        let entries = sorted.into_iter().flat_map(|model| model.index());
+        entries
+            .filter(|entry| !ready_only || entry.state == IndexState::Ready)
+            .collect()
+    }
+
+    /// Counters of every version that was ever asked for.
+    pub fn all_statistics(&self) -> Vec<VersionStatistics> {
+        let mut statistics: Vec<VersionStatistics> = self
+            .models
+            .load()
+            .values()
+            .filter_map(|model| model.current())
+            .flat_map(|generation| generation.statistics(""))
+            .flatten()
+            .collect();
+        statistics.sort_unstable_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
+        statistics
+    }
+
+    /// Whether any version of a model has a session.
+    pub fn is_warm(&self, name: &str) -> bool {
+        let model = self.models.load().get(name).cloned();
+        model
+            .and_then(|model| model.current())
+            .is_some_and(|generation| generation.is_warm())
+    }
+
+    /// Whether every model that was asked to be loaded can serve.
+    pub fn required_models_serve(&self, required: &[String]) -> bool {
+        let models = self.models.load();
+        required.iter().all(|name| {
+            models
+                .get(name.as_str())
+                .is_some_and(|model| model.is_serving())
+        })
+    }
+
+    /// Finishes every request and closes every session.
+    pub async fn retire_all(&self) {
+        let models = self.models.load_full();
+        let retiring = models.values().map(|model| model.withdraw());
+        futures_util::future::join_all(retiring).await;
+    }
+}
+
+/// Runs file work on a thread where blocking is allowed.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ServeError> + Send + 'static,
+) -> Result<T, ServeError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
+        Err(ServeError::internal(
+            "reading the model repository panicked",
+        ))
+    })
+}

@@ -1,0 +1,639 @@
+//! One model: its name, its present generation, and what is known against it.
+
+mod index;
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use dormouse_core::id::ModelId;
+use dormouse_core::lifecycle::Stage;
+use dormouse_core::time::Timestamp;
+use dormouse_model_store::config::{self, ResolveInput};
+use dormouse_model_store::repository::{Fingerprint, ModelDir, RepositoryError};
+use dormouse_model_store::spec::ModelSpec;
+use dormouse_proto::inference as pb;
+use parking_lot::Mutex;
+
+use super::source::RepositorySource;
+use super::{Registry, blocking};
+use crate::error::ServeError;
+use crate::service::LoadOverrides;
+use crate::stats::{VersionCounters, VersionStatistics};
+use crate::unit::{Unit, UnitParts};
+
+/// A model that could not be read is not read again for this long, however often it is asked for.
+const PROBLEM_STANDS: Duration = Duration::from_secs(1);
+
+/// The files of a model that failed to load are not looked at again for this long.
+const LOOK_STANDS: Duration = Duration::from_millis(100);
+
+/// A model's configuration and the units that serve its versions.
+#[derive(Debug)]
+pub struct Generation {
+    pub spec: Arc<ModelSpec>,
+    /// Oldest version first; never empty.
+    units: Vec<Arc<Unit>>,
+    stamp: Stamp,
+}
+
+/// The state of a model's files when they were read.
+#[derive(Clone, Debug, PartialEq, Hash)]
+pub(super) struct Stamp {
+    /// Every version folder, served or not.
+    present: Vec<u64>,
+    /// Configuration and files of each version served.
+    served: Vec<(u64, Fingerprint)>,
+}
+
+impl Stamp {
+    fn of(&self, version: u64) -> Option<&Fingerprint> {
+        self.served
+            .iter()
+            .find(|(served, _)| *served == version)
+            .map(|(_, fingerprint)| fingerprint)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Model {
+    name: Arc<str>,
+    generation: ArcSwapOption<Generation>,
+    /// Held while the generation is read, replaced or withdrawn; carries what the next one is
+    /// made from.
+    control: tokio::sync::Mutex<Control>,
+    status: Mutex<Status>,
+    /// Counters outlive generations.
+    counters: Mutex<BTreeMap<u64, Arc<VersionCounters>>>,
+}
+
+#[derive(Debug, Default)]
+struct Control {
+    /// The configuration given with the last load, in place of the repository's.
+    config: Option<pb::ModelConfig>,
+    /// When a caller last had the files looked at.
+    looked: Option<Timestamp>,
+}
+
+#[derive(Debug)]
+struct Status {
+    /// Indices of the repositories that have it; more than one is a conflict.
+    places: Vec<usize>,
+    callable: bool,
+    unloading: bool,
+    loading: bool,
+    /// Versions seen by the last look at the repository.
+    versions: Vec<u64>,
+    problem: Option<(ServeError, Timestamp)>,
+    /// What the files were like when they were last found good, or tried in place of those that
+    /// serve: without a change they are not read again.
+    seen: Option<u64>,
+    /// Why the last reload was not taken, while the old generation serves on.
+    reload_problem: Option<ServeError>,
+}
+
+/// A model as read from the repository.
+struct Inspected {
+    spec: Arc<ModelSpec>,
+    versions: Vec<u64>,
+    stamp: Stamp,
+    dir: Arc<ModelDir>,
+}
+
+impl Generation {
+    /// The unit of a version, "" for the newest.
+    pub fn unit(&self, version: &str) -> Result<&Arc<Unit>, ServeError> {
+        if version.is_empty() {
+            return Ok(self
+                .units
+                .last()
+                .expect("a generation has at least one unit"));
+        }
+        let number: u64 = version.parse().map_err(|_| {
+            ServeError::invalid(format!(
+                "'{}' is not a version of model '{}': versions are whole numbers",
+                version.escape_default(),
+                self.spec.name
+            ))
+        })?;
+        self.units
+            .iter()
+            .find(|unit| unit.id().version.0 == number)
+            .ok_or_else(|| {
+                ServeError::not_found(format!(
+                    "model '{}' has no version {number}: served are {:?}",
+                    self.spec.name,
+                    self.versions()
+                ))
+            })
+    }
+
+    pub fn versions(&self) -> Vec<u64> {
+        self.units.iter().map(|unit| unit.id().version.0).collect()
+    }
+
+    pub(super) fn stamp(&self) -> &Stamp {
+        &self.stamp
+    }
+
+    /// Counters of one version, or of all with "".
+    pub fn statistics(&self, version: &str) -> Result<Vec<VersionStatistics>, ServeError> {
+        let units = match version {
+            "" => self.units.iter().collect(),
+            _ => vec![self.unit(version)?],
+        };
+        Ok(units
+            .into_iter()
+            .map(|unit| unit.counters().snapshot(unit.id()))
+            .collect())
+    }
+
+    pub(super) fn is_warm(&self) -> bool {
+        self.units.iter().any(|unit| unit.stage() == Stage::Warm)
+    }
+
+    fn is_awake(&self) -> bool {
+        self.units
+            .iter()
+            .any(|unit| matches!(unit.stage(), Stage::Warm | Stage::Loading))
+    }
+
+    /// Whether a version failed to load and must not be tried again yet.
+    fn has_failed(&self, now: Timestamp) -> bool {
+        self.units
+            .iter()
+            .any(|unit| matches!(unit.stage(), Stage::Failed { retry_at } if now < retry_at))
+    }
+
+    async fn retire(&self) {
+        futures_util::future::join_all(self.units.iter().map(|unit| unit.retire())).await;
+    }
+}
+
+impl Model {
+    pub(super) fn new(name: Arc<str>, callable: bool) -> Self {
+        Self {
+            name,
+            generation: ArcSwapOption::empty(),
+            control: tokio::sync::Mutex::default(),
+            status: Mutex::new(Status {
+                places: Vec::new(),
+                callable,
+                unloading: false,
+                loading: false,
+                versions: Vec::new(),
+                problem: None,
+                seen: None,
+                reload_problem: None,
+            }),
+            counters: Mutex::default(),
+        }
+    }
+
+    pub(super) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    pub(super) fn set_places(&self, places: Vec<usize>) {
+        self.status.lock().places = places;
+    }
+
+    pub(super) fn current(&self) -> Option<Arc<Generation>> {
+        self.generation.load_full()
+    }
+
+    /// Whether it serves or is about to.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.status.lock().loading || self.current().is_some()
+    }
+
+    pub(super) fn has_problem(&self) -> bool {
+        self.status.lock().problem.is_some()
+    }
+
+    pub(super) fn check_callable(&self) -> Result<(), ServeError> {
+        let status = self.status.lock();
+        if status.callable {
+            return Ok(());
+        }
+        Err(match &status.problem {
+            Some((error, _)) => error.clone(),
+            None => ServeError::not_found(format!(
+                "model '{}' is not loaded: in control mode 'explicit' it has to be loaded first",
+                self.name
+            )),
+        })
+    }
+
+    pub(super) fn is_serving(&self) -> bool {
+        self.current().is_some_and(|generation| {
+            generation
+                .units
+                .iter()
+                .all(|unit| matches!(unit.stage(), Stage::Warm | Stage::Cold | Stage::Closing))
+        })
+    }
+
+    /// Takes the model away from callers, lets its requests finish and closes its sessions.
+    pub(super) async fn withdraw(&self) {
+        let _control = self.control.lock().await;
+        {
+            let mut status = self.status.lock();
+            status.callable = false;
+            status.unloading = true;
+            status.problem = None;
+            status.reload_problem = None;
+        }
+        if let Some(generation) = self.current() {
+            generation.retire().await;
+            self.generation.store(None);
+        }
+        self.status.lock().unloading = false;
+    }
+
+    fn counters_of(&self, version: u64) -> Arc<VersionCounters> {
+        Arc::clone(self.counters.lock().entry(version).or_default())
+    }
+
+    /// Notes a problem; returns whether it was not known.
+    fn note_problem(&self, error: &ServeError, now: Timestamp) -> bool {
+        let known = self.status.lock().problem.replace((error.clone(), now));
+        known.is_none_or(|(known, _)| known.message() != error.message())
+    }
+
+    /// Whether the files are not as they were when this was last asked.
+    pub(super) fn is_news(&self, files: u64) -> bool {
+        self.status.lock().seen.replace(files) != Some(files)
+    }
+}
+
+impl Registry {
+    /// The model's generation, read again if its files have changed since. Only models that are
+    /// not awake are looked at: what serves is changed by a reload alone.
+    pub(super) async fn refresh(
+        self: &Arc<Self>,
+        model: &Arc<Model>,
+    ) -> Result<Arc<Generation>, ServeError> {
+        let mut control = model.control.lock().await;
+        model.check_callable()?;
+        let present = model.current();
+        if let Some(generation) = present.as_ref().filter(|generation| generation.is_awake()) {
+            return Ok(Arc::clone(generation));
+        }
+        let now = self.host.clock.now();
+        // Callers of a model that cannot be loaded come as fast as they are refused.
+        if let Some(generation) = present.as_ref().filter(|present| present.has_failed(now))
+            && control
+                .looked
+                .is_some_and(|looked| now - looked < LOOK_STANDS)
+        {
+            return Ok(Arc::clone(generation));
+        }
+        control.looked = Some(now);
+        if let Some((error, since)) = &model.status.lock().problem
+            && now - *since < PROBLEM_STANDS
+        {
+            return Err(error.clone());
+        }
+        let read = {
+            let registry = Arc::clone(self);
+            let model = Arc::clone(model);
+            let config = control.config.clone();
+            let known = present.as_ref().map(|generation| generation.stamp.clone());
+            blocking(move || {
+                if let Some(known) = known
+                    && !registry.has_changed(&model, &known)?
+                {
+                    return Ok(None);
+                }
+                registry.inspect(&model, config).map(Some)
+            })
+            .await
+        };
+        let inspected = match (read, present) {
+            (Ok(None), Some(generation)) => return Ok(generation),
+            (Ok(Some(inspected)), _) => inspected,
+            (Ok(None), None) => {
+                return Err(ServeError::internal(
+                    "a model that was never read has not changed",
+                ));
+            }
+            (Err(error), _) => {
+                model.note_problem(&error, now);
+                return Err(error);
+            }
+        };
+        let previous = model.current();
+        let generation = self.make_generation(model, inspected, previous.as_deref());
+        self.install(model, &generation);
+        Ok(generation)
+    }
+
+    /// Reads the model anew, brings the new generation up and swaps. When that fails the old
+    /// generation serves on.
+    pub(super) async fn reload(
+        self: &Arc<Self>,
+        model: &Arc<Model>,
+        overrides: LoadOverrides,
+        wake: bool,
+    ) -> Result<(), ServeError> {
+        if let Some(path) = overrides.files.keys().next() {
+            return Err(ServeError::unsupported(format!(
+                "the load request brings the file '{}': files are taken from the model repository only",
+                path.chars().take(80).collect::<String>().escape_default()
+            )));
+        }
+        let mut control = model.control.lock().await;
+        let config = match &overrides.config {
+            None => None,
+            Some(json) => Some(config::json::from_json(json).map_err(|error| {
+                ServeError::invalid(format!(
+                    "the 'config' parameter for model '{}' cannot be used: {error}",
+                    model.name
+                ))
+            })?),
+        };
+        model.status.lock().loading = true;
+        let result = self.reload_held(model, config.clone(), wake).await;
+        let mut status = model.status.lock();
+        status.loading = false;
+        match result {
+            Ok(()) => {
+                control.config = config;
+                status.callable = true;
+                status.problem = None;
+                status.reload_problem = None;
+                Ok(())
+            }
+            Err(error) => {
+                let serves_on = model.current().is_some();
+                let what = if serves_on {
+                    "reload failed"
+                } else {
+                    "load failed"
+                };
+                tracing::error!(model = %model.name, %error, serves_on, "{what}");
+                if serves_on {
+                    status.reload_problem = Some(error.clone());
+                } else {
+                    status.problem = Some((error.clone(), self.host.clock.now()));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn reload_held(
+        self: &Arc<Self>,
+        model: &Arc<Model>,
+        config: Option<pb::ModelConfig>,
+        wake: bool,
+    ) -> Result<(), ServeError> {
+        let inspected = {
+            let registry = Arc::clone(self);
+            let model = Arc::clone(model);
+            blocking(move || registry.inspect(&model, config)).await?
+        };
+        let previous = model.current();
+        let next = self.make_generation(model, inspected, previous.as_deref());
+        let was_callable = model.status.lock().callable;
+        if previous.is_none() {
+            // Nobody is served yet: requests that come now may as well wait for this load.
+            self.install(model, &next);
+            let mut status = model.status.lock();
+            status.callable = true;
+            status.loading = true;
+        }
+        let loads = next.units.iter().filter(|unit| {
+            let was_awake = previous.as_ref().is_some_and(|previous| {
+                previous.units.iter().any(|old| {
+                    old.id() == unit.id() && matches!(old.stage(), Stage::Warm | Stage::Loading)
+                })
+            });
+            wake || was_awake
+        });
+        let loaded = futures_util::future::join_all(loads.map(|unit| unit.ensure_loaded())).await;
+        if let Some(error) = loaded.into_iter().find_map(Result::err) {
+            let kept: Vec<&Arc<Unit>> = previous
+                .iter()
+                .flat_map(|previous| &previous.units)
+                .collect();
+            for unit in next
+                .units
+                .iter()
+                .filter(|unit| !kept.iter().any(|kept| Arc::ptr_eq(kept, unit)))
+            {
+                unit.retire().await;
+            }
+            if previous.is_none() {
+                model.generation.store(None);
+                model.status.lock().callable = was_callable;
+            }
+            return Err(error);
+        }
+        self.install(model, &next);
+        Ok(())
+    }
+
+    /// Makes a generation the present one; units that it does not take over drain and close.
+    fn install(&self, model: &Arc<Model>, generation: &Arc<Generation>) {
+        let previous = model.generation.swap(Some(Arc::clone(generation)));
+        {
+            let mut status = model.status.lock();
+            status.problem = None;
+            status.versions = generation.versions();
+        }
+        let Some(previous) = previous else { return };
+        for unit in &previous.units {
+            if !generation.units.iter().any(|kept| Arc::ptr_eq(kept, unit)) {
+                let unit = Arc::clone(unit);
+                self.host.runtime.spawn(async move { unit.retire().await });
+            }
+        }
+    }
+
+    /// Builds units for what was read; a unit whose files and configuration are the same as
+    /// before is taken over as it is.
+    fn make_generation(
+        &self,
+        model: &Model,
+        inspected: Inspected,
+        previous: Option<&Generation>,
+    ) -> Arc<Generation> {
+        let Inspected {
+            spec,
+            versions,
+            stamp,
+            dir,
+        } = inspected;
+        for warning in &spec.warnings {
+            tracing::warn!(model = %model.name, "{warning}");
+        }
+        let same_spec = previous.filter(|previous| *previous.spec == *spec);
+        let units = versions
+            .iter()
+            .map(|&version| {
+                let same =
+                    same_spec.filter(|previous| previous.stamp.of(version) == stamp.of(version));
+                let kept = same.and_then(|previous| {
+                    previous
+                        .units
+                        .iter()
+                        .find(|unit| unit.id().version.0 == version)
+                });
+                kept.filter(|unit| unit.stage() != Stage::Retired)
+                    .cloned()
+                    .unwrap_or_else(|| {
+                        Unit::new(UnitParts {
+                            id: ModelId::new(Arc::clone(&model.name), version),
+                            spec: Arc::clone(&spec),
+                            source: Box::new(RepositorySource {
+                                dir: Arc::clone(&dir),
+                                version,
+                                filename: spec.model_filename.clone(),
+                            }),
+                            counters: model.counters_of(version),
+                            host: Arc::clone(&self.host),
+                        })
+                    })
+            })
+            .collect();
+        Arc::new(Generation { spec, units, stamp })
+    }
+
+    pub(super) fn dir(&self, model: &Model) -> Result<ModelDir, ServeError> {
+        let place = match model.status.lock().places.as_slice() {
+            [place] => *place,
+            [] => return Err(self.unknown(&model.name)),
+            _ => {
+                return Err(ServeError::unavailable(format!(
+                    "model '{}' is in more than one model repository: remove all but one",
+                    model.name
+                )));
+            }
+        };
+        self.repositories[place]
+            .model(&model.name)
+            .map_err(|error| broken(&model.name, &error))
+    }
+
+    /// Whether the model's files differ from what they were when `known` was taken.
+    pub(super) fn has_changed(&self, model: &Model, known: &Stamp) -> Result<bool, ServeError> {
+        let dir = self.dir(model)?;
+        let versions: Vec<u64> = known.served.iter().map(|(version, _)| *version).collect();
+        match self.stamp(&dir, &versions) {
+            Ok(stamp) => Ok(stamp != *known),
+            // A version that cannot be looked at any more was changed as well.
+            Err(_) => Ok(true),
+        }
+    }
+
+    fn stamp(&self, dir: &ModelDir, versions: &[u64]) -> Result<Stamp, RepositoryError> {
+        let served = versions
+            .iter()
+            .map(|&version| {
+                Ok((
+                    version,
+                    dir.fingerprint(self.config_name.as_deref(), version)?,
+                ))
+            })
+            .collect::<Result<_, RepositoryError>>()?;
+        Ok(Stamp {
+            present: dir.versions()?,
+            served,
+        })
+    }
+
+    /// What all of the model's files are like at the moment, in one number.
+    pub(super) fn state_of_files(&self, model: &Model) -> Option<u64> {
+        let dir = self.dir(model).ok()?;
+        let versions = dir.versions().ok()?;
+        let mut hasher = DefaultHasher::new();
+        self.stamp(&dir, &versions).ok()?.hash(&mut hasher);
+        Some(hasher.finish())
+    }
+
+    /// Reads and checks a model's configuration and the graph of its newest version.
+    fn inspect(
+        &self,
+        model: &Model,
+        config: Option<pb::ModelConfig>,
+    ) -> Result<Inspected, ServeError> {
+        let dir = self.dir(model)?;
+        let name = &model.name;
+        let config = match config {
+            Some(config) => config,
+            None => {
+                let text = dir
+                    .config_text(self.config_name.as_deref())
+                    .map_err(|error| broken(name, &error))?;
+                match text {
+                    Some(text) => {
+                        config::text::parse(&text).map_err(|error| broken(name, &error))?
+                    }
+                    None => pb::ModelConfig::default(),
+                }
+            }
+        };
+        let present = dir.versions().map_err(|error| broken(name, &error))?;
+        let versions = config::select_versions(config.version_policy.as_ref(), &present);
+        let Some(&newest) = versions.last() else {
+            return Err(ServeError::unavailable(format!(
+                "model '{name}' has no version to serve: its folder has the versions {present:?} and its version policy selects none"
+            )));
+        };
+        // Taken before anything is read: a change in between shows as one at the next look.
+        let stamp = self
+            .stamp(&dir, &versions)
+            .map_err(|error| broken(name, &error))?;
+        let filename = match config.default_model_filename.as_str() {
+            "" => "model.onnx",
+            filename => filename,
+        };
+        let graph = dir
+            .open_graph(newest, filename)
+            .and_then(|graph| graph.summary())
+            .map_err(|error| broken(name, &error))?;
+        let spec = config::resolve(ResolveInput {
+            name: Arc::clone(name),
+            config,
+            graph: &graph,
+            defaults: &self.defaults,
+        })
+        .map_err(|error| broken(name, &error))?;
+        Ok(Inspected {
+            spec: Arc::new(spec),
+            versions,
+            stamp,
+            dir: Arc::new(dir),
+        })
+    }
+
+    /// Reads a model only to learn whether it could serve, and keeps nothing but the verdict.
+    /// Returns its specification when it asks to be loaded at once.
+    pub(super) fn check(&self, model: &Model) -> Option<Arc<ModelSpec>> {
+        if model.current().is_some() {
+            return None;
+        }
+        match self.inspect(model, None) {
+            Ok(inspected) => {
+                let mut status = model.status.lock();
+                status.versions = inspected.versions;
+                status.problem = None;
+                inspected.spec.lifecycle.eager.then_some(inspected.spec)
+            }
+            Err(error) => {
+                if model.note_problem(&error, self.host.clock.now()) {
+                    tracing::warn!(model = %model.name, %error, "model cannot be served");
+                }
+                None
+            }
+        }
+    }
+}
+
+fn broken(name: &str, cause: &dyn std::fmt::Display) -> ServeError {
+    ServeError::unavailable(format!("model '{name}' cannot be served: {cause}"))
+}

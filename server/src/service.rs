@@ -1,0 +1,306 @@
+//! What both protocols serve, without either's words.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dormouse_core::code::ErrorCode;
+use dormouse_core::lifecycle::Stage;
+use dormouse_core::time::Timestamp;
+use dormouse_model_store::spec::ModelSpec;
+use tokio::sync::watch;
+
+use crate::error::ServeError;
+use crate::host::Host;
+use crate::registry::Registry;
+use crate::request::{InferResponse, RawRequest};
+use crate::stats::VersionStatistics;
+use crate::unit::{NotAnswered, Unit};
+use crate::validate::validate;
+
+/// The protocol's extensions that really work here.
+const EXTENSIONS: [&str; 7] = [
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+];
+
+/// Name, version and extensions, as `ServerMetadata` answers them.
+#[derive(Clone, Debug)]
+pub struct ServerInfo {
+    pub name: String,
+    pub version: &'static str,
+    pub extensions: Vec<&'static str>,
+}
+
+/// A model's signature with the versions that can be asked for.
+#[derive(Clone, Debug)]
+pub struct ModelDescription {
+    pub spec: Arc<ModelSpec>,
+    /// The version this description was asked for, or the newest one.
+    pub version: u64,
+    /// Every version served, oldest first.
+    pub versions: Vec<u64>,
+}
+
+/// Triton's states of a model in the repository index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IndexState {
+    Ready,
+    Unavailable,
+    Loading,
+    Unloading,
+}
+
+impl IndexState {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "READY",
+            Self::Unavailable => "UNAVAILABLE",
+            Self::Loading => "LOADING",
+            Self::Unloading => "UNLOADING",
+        }
+    }
+}
+
+/// A line of the repository index.
+#[derive(Clone, Debug)]
+pub struct IndexEntry {
+    pub name: Arc<str>,
+    /// Empty when no version of the model can be told.
+    pub version: String,
+    pub state: IndexState,
+    pub reason: String,
+}
+
+/// What a load request may bring along.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOverrides {
+    /// A ModelConfig as JSON that replaces the one in the repository.
+    pub config: Option<String>,
+    /// Files by path (`1/model.onnx`) that replace the model's directory.
+    pub files: BTreeMap<String, Bytes>,
+}
+
+/// The server below its front ends. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Service {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    id: String,
+    registry: Arc<Registry>,
+    host: Arc<Host>,
+    readiness: watch::Sender<Readiness>,
+}
+
+/// What the server tells about itself, from start to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    Starting,
+    Ready,
+    /// Not ready any more, but what arrives is still served.
+    Leaving,
+    /// Nothing new is taken on.
+    Refusing,
+}
+
+impl Service {
+    pub fn new(id: String, registry: Arc<Registry>, host: Arc<Host>) -> Self {
+        let readiness = watch::Sender::new(Readiness::Starting);
+        Self {
+            shared: Arc::new(Shared {
+                id,
+                registry,
+                host,
+                readiness,
+            }),
+        }
+    }
+
+    pub fn registry(&self) -> &Arc<Registry> {
+        &self.shared.registry
+    }
+
+    pub fn set_readiness(&self, readiness: Readiness) {
+        self.shared.readiness.send_replace(readiness);
+    }
+
+    /// Ends the start-up; a server that is on its way out stays so.
+    pub fn set_ready(&self) {
+        self.shared.readiness.send_if_modified(|readiness| {
+            let is_starting = *readiness == Readiness::Starting;
+            if is_starting {
+                *readiness = Readiness::Ready;
+            }
+            is_starting
+        });
+    }
+
+    /// Now, on the clock that deadlines are measured with.
+    pub fn now(&self) -> Timestamp {
+        self.shared.host.clock.now()
+    }
+
+    pub fn info(&self) -> ServerInfo {
+        ServerInfo {
+            name: self.shared.id.clone(),
+            version: env!("CARGO_PKG_VERSION"),
+            extensions: EXTENSIONS.to_vec(),
+        }
+    }
+
+    /// True as long as the process can answer at all.
+    pub fn is_live(&self) -> bool {
+        true
+    }
+
+    pub fn is_ready(&self) -> bool {
+        *self.shared.readiness.borrow() == Readiness::Ready
+    }
+
+    /// Resolves when readiness differs from `known`, with what it is then.
+    pub async fn readiness_changed(&self, known: bool) -> bool {
+        let mut receiver = self.shared.readiness.subscribe();
+        // The sender lives in the service itself, so the channel cannot be closed here.
+        let changed = receiver
+            .wait_for(|readiness| (*readiness == Readiness::Ready) != known)
+            .await;
+        changed.map_or(!known, |readiness| *readiness == Readiness::Ready)
+    }
+
+    /// Whether the model can answer: warm, or asleep and able to wake. `version` "" is the newest.
+    /// An unknown model is an error.
+    pub async fn is_model_ready(&self, name: &str, version: &str) -> Result<bool, ServeError> {
+        match self.shared.registry.generation(name).await {
+            Ok(generation) => {
+                let stage = generation.unit(version)?.stage();
+                Ok(!matches!(stage, Stage::Failed { .. } | Stage::Retired))
+            }
+            Err(error) if error.code() == ErrorCode::NotFound => Err(error),
+            Err(_) => Ok(false),
+        }
+    }
+
+    pub async fn describe(
+        &self,
+        name: &str,
+        version: &str,
+    ) -> Result<ModelDescription, ServeError> {
+        let generation = self.shared.registry.generation(name).await?;
+        let unit = generation.unit(version)?;
+        Ok(ModelDescription {
+            spec: Arc::clone(&generation.spec),
+            version: unit.id().version.0,
+            versions: generation.versions(),
+        })
+    }
+
+    /// Answers one request, waking the model if it sleeps. Dropping the future cancels the request.
+    pub async fn infer(
+        &self,
+        name: &str,
+        version: &str,
+        request: RawRequest,
+    ) -> Result<InferResponse, ServeError> {
+        if *self.shared.readiness.borrow() == Readiness::Refusing {
+            return Err(ServeError::unavailable("the server is shutting down"));
+        }
+        let (received, deadline) = (request.received, request.deadline);
+        let registry = &self.shared.registry;
+        let mut unit = self
+            .in_time(name, deadline, registry.unit(name, version))
+            .await?;
+        let mut request =
+            validate(unit.spec(), request).inspect_err(|_| unit.count_invalid(received))?;
+        loop {
+            request = match unit.infer(request).await {
+                Ok(response) => return Ok(response),
+                Err(NotAnswered::Failed(error)) => return Err(error),
+                Err(NotAnswered::Retired(request)) => request,
+            };
+            // The model was reloaded, or is being unloaded, between the look-up and the call.
+            let successor = self
+                .in_time(name, deadline, registry.unit_of_sleeper(name, version))
+                .await
+                .inspect_err(|_| unit.count_unserved(received))?;
+            if successor.spec().inputs != unit.spec().inputs
+                || successor.spec().outputs != unit.spec().outputs
+                || successor.spec().max_batch_size != unit.spec().max_batch_size
+            {
+                unit.count_unserved(received);
+                return Err(ServeError::unavailable(format!(
+                    "model '{name}' was replaced by one with another signature while the request was on its way"
+                )));
+            }
+            unit = successor;
+        }
+    }
+
+    /// Looks a unit up, no longer than the request may take: a reload under way can hold it up.
+    async fn in_time(
+        &self,
+        name: &str,
+        deadline: Option<Timestamp>,
+        look_up: impl Future<Output = Result<Arc<Unit>, ServeError>>,
+    ) -> Result<Arc<Unit>, ServeError> {
+        let Some(deadline) = deadline else {
+            return look_up.await;
+        };
+        let at = self.shared.host.clock.instant(deadline);
+        tokio::time::timeout_at(at, look_up)
+            .await
+            .unwrap_or_else(|_| {
+                Err(ServeError::new(
+                    ErrorCode::DeadlineExceeded,
+                    format!("the deadline passed before model '{name}' answered"),
+                ))
+            })
+    }
+
+    /// Counters of one model (all its versions when `version` is "") or, with `name` "", of all
+    /// that were asked for.
+    pub async fn statistics(
+        &self,
+        name: &str,
+        version: &str,
+    ) -> Result<Vec<VersionStatistics>, ServeError> {
+        if name.is_empty() {
+            return Ok(self.shared.registry.all_statistics());
+        }
+        self.shared
+            .registry
+            .generation(name)
+            .await?
+            .statistics(version)
+    }
+
+    pub fn index(&self, ready_only: bool) -> Vec<IndexEntry> {
+        self.shared.registry.index(ready_only)
+    }
+
+    pub async fn load(&self, name: &str, overrides: LoadOverrides) -> Result<(), ServeError> {
+        self.shared.registry.load(name, overrides).await
+    }
+
+    pub async fn unload(&self, name: &str) -> Result<(), ServeError> {
+        self.shared.registry.unload(name).await
+    }
+
+    /// The exposition text of `/metrics`.
+    pub fn render_metrics(&self) -> String {
+        let host = &self.shared.host;
+        host.metrics
+            .server()
+            .bytes_in_flight
+            .set(host.in_flight.used() as f64);
+        host.metrics.render()
+    }
+}

@@ -1,0 +1,189 @@
+//! What a unit decides under its lock and carries out after it: answers, runs, loads, closes,
+//! calls at a time.
+
+use std::sync::{Arc, Weak};
+
+use dormouse_core::lifecycle::{Action, Stage};
+use dormouse_core::time::Timestamp;
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use super::load::OpenSession;
+use super::run::Run;
+use super::{Pending, State, Unit};
+use crate::alarm::Ring;
+use crate::error::ServeError;
+use crate::metrics::FailureReason;
+use crate::request::InferResponse;
+
+/// An answer on its way to whoever asked.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) reply: oneshot::Sender<Result<InferResponse, ServeError>>,
+    pub(super) result: Result<InferResponse, ServeError>,
+}
+
+/// Somebody who waits for a load to end.
+pub(super) type LoadWaiter = oneshot::Sender<Result<(), ServeError>>;
+
+/// What is to be done once the lock is released.
+#[derive(Default)]
+pub(super) struct Effects {
+    pub(super) answers: SmallVec<[Answer; 1]>,
+    pub(super) runs: SmallVec<[Run; 1]>,
+    pub(super) start_load: bool,
+    pub(super) close: Option<Arc<OpenSession>>,
+    pub(super) loaded: Vec<(LoadWaiter, Result<(), ServeError>)>,
+    pub(super) retired: Vec<oneshot::Sender<()>>,
+    pub(super) alarm_at: Option<Timestamp>,
+}
+
+/// Where a run that became possible may happen.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// On this thread if it is short.
+    HereIfShort,
+    Elsewhere,
+}
+
+/// Why a request left without a result, for its caller and for the counters.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: ServeError,
+    pub(super) reason: FailureReason,
+}
+
+impl Unit {
+    /// Translates a decision of the lifecycle into effects.
+    pub(super) fn act(
+        &self,
+        state: &mut State,
+        action: Option<Action>,
+        effects: &mut Effects,
+        now: Timestamp,
+    ) {
+        match action {
+            None => {}
+            Some(Action::StartLoad) => self.begin_load(state, effects, now),
+            Some(Action::CloseSession) => effects.close = state.session.take(),
+        }
+        if state.lifecycle.stage() == Stage::Retired {
+            effects.retired.append(&mut state.retire_waiters);
+            // No load will come for those who asked for one while the last session was closed.
+            let waiters = state.load_waiters.drain(..);
+            effects
+                .loaded
+                .extend(waiters.map(|waiter| (waiter, Err(self.gone()))));
+        }
+        self.set_alarm(state, effects);
+    }
+
+    pub(super) fn begin_load(&self, state: &mut State, effects: &mut Effects, now: Timestamp) {
+        state.load_started = Some(now);
+        effects.start_load = true;
+    }
+
+    /// Asks for a call when the next decision is due, unless an earlier one is set already.
+    pub(super) fn set_alarm(&self, state: &mut State, effects: &mut Effects) {
+        let State {
+            batcher,
+            profile,
+            lifecycle,
+            alarms,
+            session,
+            runs,
+            waits_for_slot,
+            ..
+        } = state;
+        // A batch that cannot run yet is looked at again when a run ends; until then only the
+        // expiry of what waits needs a call.
+        let can_run =
+            session.is_some() && runs.len() < self.spec.concurrency as usize && !*waits_for_slot;
+        let batch_at = match can_run {
+            true => batcher.wake_at(|rows| profile.cautious_run(rows)),
+            false => batcher.expires_at(),
+        };
+        let at = [batch_at, lifecycle.wake_at()].into_iter().flatten().min();
+        if let Some(at) = at
+            && alarms.last().is_none_or(|&set| at < set)
+        {
+            alarms.push(at);
+            effects.alarm_at = Some(at);
+        }
+    }
+
+    /// Carries out what was decided. The lock is not held.
+    pub(super) fn perform(&self, effects: Effects, place: Place) {
+        let Effects {
+            answers,
+            runs,
+            start_load,
+            close,
+            loaded,
+            retired,
+            alarm_at,
+        } = effects;
+        for answer in answers {
+            // A closed channel is a caller that left; it was counted when it left.
+            let _ = answer.reply.send(answer.result);
+        }
+        for (waiter, result) in loaded {
+            let _ = waiter.send(result);
+        }
+        for waiter in retired {
+            let _ = waiter.send(());
+        }
+        if let Some(at) = alarm_at {
+            self.host.alarm.set(at, self.this.clone() as Weak<dyn Ring>);
+        }
+        if start_load {
+            self.spawn_load();
+        }
+        if let Some(session) = close {
+            self.spawn_close(session);
+        }
+        for run in runs {
+            self.start_run(run, place);
+        }
+    }
+
+    /// Counts and answers a request that left the queue or a run without a result.
+    pub(super) fn fail(
+        &self,
+        state: &mut State,
+        effects: &mut Effects,
+        pending: Pending,
+        failure: Failure,
+    ) {
+        self.counters
+            .failed(self.host.clock.now() - pending.request.received);
+        self.metrics().failed(failure.reason);
+        let answer = Answer {
+            reply: pending.reply,
+            result: Err(failure.error),
+        };
+        release_in_order(state, effects, pending.sequence, answer);
+    }
+
+    /// Lets later answers pass a request that was refused after it got its place.
+    pub(super) fn skip_in_order(&self, state: &mut State, sequence: Option<u64>) {
+        if let (Some(order), Some(sequence)) = (&mut state.order, sequence) {
+            // It was issued last, so nothing can be waiting behind it.
+            let released = order.skip(sequence);
+            debug_assert!(released.is_empty());
+        }
+    }
+}
+
+/// Sends an answer, or keeps it until the answers before it have left.
+pub(super) fn release_in_order(
+    state: &mut State,
+    effects: &mut Effects,
+    sequence: Option<u64>,
+    answer: Answer,
+) {
+    match (&mut state.order, sequence) {
+        (Some(order), Some(sequence)) => effects.answers.extend(order.complete(sequence, answer)),
+        _ => effects.answers.push(answer),
+    }
+}

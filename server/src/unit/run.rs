@@ -1,0 +1,578 @@
+//! Runs a batch: gathers inputs, calls the engine, splits the outputs, answers each request.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dormouse_core::batch::{Batch, EntryId};
+use dormouse_core::datatype::DataType;
+use dormouse_core::shape::Shape;
+use dormouse_core::time::Timestamp;
+use dormouse_model_store::spec::TensorSpec;
+use smallvec::SmallVec;
+
+use super::effects::{Answer, Effects, Failure, Place, release_in_order};
+use super::load::OpenSession;
+use super::{KnownRun, Pending, RunInfo, RunShapes, SHORT_RUN, State, Unit};
+use crate::engine::{EngineError, StopHandle, gather};
+use crate::error::ServeError;
+use crate::metrics::{FailureReason, Phase};
+use crate::request::{InferRequest, InferResponse, Tensor};
+use crate::stats::RunDurations;
+use crate::timeline::LoadTimeline;
+
+/// A batch that has left the queue and holds a run slot.
+pub(super) struct Run {
+    id: u64,
+    entries: SmallVec<[(EntryId, Pending); 1]>,
+    rows: u32,
+    session: Arc<OpenSession>,
+    stop: Result<StopHandle, EngineError>,
+    timeline: Option<Arc<LoadTimeline>>,
+    is_short: bool,
+}
+
+/// A finished run's outputs, one list per request, and how long it took.
+struct Finished {
+    results: Vec<Result<Vec<Tensor>, EngineError>>,
+    took: RunDurations,
+    executions: SmallVec<[(u32, RunDurations); 1]>,
+}
+
+impl Unit {
+    /// Makes a run of a batch and enters it into the state.
+    pub(super) fn prepare_run(
+        &self,
+        state: &mut State,
+        batch: Batch<Pending>,
+        now: Timestamp,
+    ) -> Run {
+        let session = Arc::clone(
+            state
+                .session
+                .as_ref()
+                .expect("batches are taken only while there is a session"),
+        );
+        let id = state.runs_issued;
+        state.runs_issued += 1;
+        let stop = session.session.stop_handle();
+        state.runs.push(RunInfo {
+            id,
+            started: now,
+            members: batch.entries.iter().map(|(entry, ..)| *entry).collect(),
+            stop: stop.as_ref().ok().cloned(),
+        });
+        state.lifecycle.run_started(now);
+        self.metrics().pending.decrement(batch.entries.len() as f64);
+        let first = &batch.entries[0].1.request;
+        let is_short = state.latest.as_ref().is_some_and(|latest| {
+            latest.took[size_class(batch.rows)] < SHORT_RUN && self.has_shapes(first, latest)
+        });
+        Run {
+            id,
+            rows: batch.rows,
+            entries: batch
+                .entries
+                .into_iter()
+                .map(|(entry, pending, _)| (entry, pending))
+                .collect(),
+            session,
+            stop,
+            timeline: state.timeline.clone(),
+            is_short,
+        }
+    }
+
+    /// Runs a batch here, if it is short and that is allowed, or on a thread for blocking work.
+    pub(super) fn start_run(&self, run: Run, place: Place) {
+        if place == Place::HereIfShort && run.is_short {
+            self.execute(run);
+        } else {
+            let unit = self
+                .this
+                .upgrade()
+                .expect("a unit is only called through its Arc");
+            self.host.runtime.spawn_blocking(move || unit.execute(run));
+        }
+    }
+
+    fn execute(&self, run: Run) {
+        let clock = &self.host.clock;
+        let started = clock.now();
+        let finished = self.compute(&run);
+        let ended = clock.now();
+        let shapes = self.run_shapes(&run.entries[0].1.request);
+        let Run {
+            id,
+            entries,
+            rows,
+            session,
+            stop,
+            timeline,
+            ..
+        } = run;
+        let is_steady = session.is_steady;
+        // Given up before the end of the run is known: whoever closes the session then holds the
+        // last of it, and has freed its memory when it says so.
+        drop((session, stop));
+
+        let mut effects = Effects::default();
+        for (rows, took) in &finished.executions {
+            self.counters.executed(*rows, took);
+            self.metrics().executions.increment(1);
+            self.metrics().inferences.increment(u64::from(*rows));
+            self.metrics().batch_rows.record(f64::from(*rows));
+        }
+        let mut state = self.state.lock();
+        for ((_, pending), result) in entries.into_iter().zip(finished.results) {
+            match result {
+                Ok(tensors) if !pending.reply.is_closed() => {
+                    let queued = started - pending.enqueued;
+                    self.succeeded(ended - pending.request.received, queued, &finished.took);
+                    let response = self.response(&pending, tensors, &timeline);
+                    let answer = Answer {
+                        reply: pending.reply,
+                        result: Ok(response),
+                    };
+                    release_in_order(&mut state, &mut effects, pending.sequence, answer);
+                }
+                Ok(_) => {
+                    // Nobody is there to read it; what counts is that it was given up.
+                    let reason = abandoned_reason(&pending.request, ended);
+                    self.fail(
+                        &mut state,
+                        &mut effects,
+                        pending,
+                        Failure {
+                            error: self.deadline_exceeded(),
+                            reason,
+                        },
+                    );
+                }
+                Err(error) => {
+                    let reason = match error {
+                        EngineError::Terminated => abandoned_reason(&pending.request, ended),
+                        EngineError::Failed(_) => FailureReason::Backend,
+                    };
+                    let error = match error {
+                        // Only a run that nobody waits for is stopped, or one past its deadline.
+                        EngineError::Terminated => self.deadline_exceeded(),
+                        EngineError::Failed(_) => {
+                            ServeError::internal(format!("model {} failed: {error}", self.id))
+                        }
+                    };
+                    self.fail(&mut state, &mut effects, pending, Failure { error, reason });
+                }
+            }
+        }
+        state.runs.retain(|run| run.id != id);
+        state.lifecycle.run_finished(ended);
+        // Not when requests had to be run one by one: the time is then not that of one batch.
+        if matches!(finished.executions[..], [(executed, _)] if executed == rows) {
+            state.profile.record_run(rows, ended - started);
+            if is_steady {
+                self.note_run(&mut state.latest, shapes, (rows, ended - started));
+            }
+        }
+        self.release_slot();
+        self.pump(&mut state, &mut effects, ended);
+        let queued = state.batcher.queued();
+        let action = state.lifecycle.poll(ended, queued);
+        self.act(&mut state, action, &mut effects, ended);
+        drop(state);
+        self.perform(effects, Place::Elsewhere);
+    }
+
+    /// Runs the batch; when it fails as a whole, each request on its own, so that a poisoned one
+    /// fails alone.
+    fn compute(&self, run: &Run) -> Finished {
+        let requests: SmallVec<[&InferRequest; 1]> = run
+            .entries
+            .iter()
+            .map(|(_, pending)| &pending.request)
+            .collect();
+        let stop = match &run.stop {
+            Ok(stop) => stop,
+            Err(error) => {
+                return Finished {
+                    results: requests.iter().map(|_| Err(error.clone())).collect(),
+                    took: RunDurations::default(),
+                    executions: SmallVec::new(),
+                };
+            }
+        };
+        match self.compute_together(&run.session, &requests, run.rows, stop) {
+            Ok((results, took)) => Finished {
+                results: results.into_iter().map(Ok).collect(),
+                took,
+                executions: SmallVec::from_iter([(run.rows, took)]),
+            },
+            Err(error) if requests.len() == 1 || matches!(error, EngineError::Terminated) => {
+                Finished {
+                    results: requests.iter().map(|_| Err(error.clone())).collect(),
+                    took: RunDurations::default(),
+                    executions: SmallVec::new(),
+                }
+            }
+            Err(error) => {
+                tracing::warn!(model = %self.id, %error, requests = requests.len(), "a batch failed; running its requests one by one");
+                self.compute_one_by_one(run, &requests, stop)
+            }
+        }
+    }
+
+    fn compute_one_by_one(
+        &self,
+        run: &Run,
+        requests: &[&InferRequest],
+        stop: &StopHandle,
+    ) -> Finished {
+        let mut finished = Finished {
+            results: Vec::new(),
+            took: RunDurations::default(),
+            executions: SmallVec::new(),
+        };
+        for (request, (_, pending)) in requests.iter().zip(&run.entries) {
+            let late = request
+                .deadline
+                .is_some_and(|deadline| deadline <= self.host.clock.now());
+            if late || pending.reply.is_closed() {
+                finished.results.push(Err(EngineError::Terminated));
+                continue;
+            }
+            let result = self.compute_together(&run.session, &[request], request.rows, stop);
+            finished.results.push(result.map(|(mut results, took)| {
+                finished.took = took;
+                finished.executions.push((request.rows, took));
+                results.pop().expect("one request has one result")
+            }));
+        }
+        finished
+    }
+
+    fn compute_together(
+        &self,
+        open: &OpenSession,
+        requests: &[&InferRequest],
+        rows: u32,
+        stop: &StopHandle,
+    ) -> Result<(Vec<Vec<Tensor>>, RunDurations), EngineError> {
+        // All of it, not the engine alone: a run that never ends keeps its slot for ever.
+        catch_unwind(AssertUnwindSafe(|| {
+            self.compute_unguarded(open, requests, rows, stop)
+        }))
+        .unwrap_or_else(|_| Err(EngineError::Failed("the engine panicked".into())))
+    }
+
+    fn compute_unguarded(
+        &self,
+        open: &OpenSession,
+        requests: &[&InferRequest],
+        rows: u32,
+        stop: &StopHandle,
+    ) -> Result<(Vec<Vec<Tensor>>, RunDurations), EngineError> {
+        let clock = &self.host.clock;
+        let start = clock.now();
+        let inputs = gather_inputs(open, requests, rows);
+        let gathered = clock.now();
+        let wanted = wanted_outputs(requests, self.spec.outputs.len());
+        let indices: SmallVec<[usize; 4]> =
+            wanted.iter().map(|&output| open.outputs[output]).collect();
+        let ran = open.session.run(&inputs, &indices, stop)?;
+        drop(inputs);
+        let inferred = clock.now();
+        let mut outputs: SmallVec<[Option<Tensor>; 4]> =
+            SmallVec::from_elem(None, self.spec.outputs.len());
+        for (&output, tensor) in wanted.iter().zip(ran) {
+            outputs[output] = Some(self.reshape_output(&self.spec.outputs[output], tensor)?);
+        }
+        let results = if let [only] = requests {
+            vec![
+                only.outputs
+                    .iter()
+                    .map(|&output| {
+                        outputs[output]
+                            .clone()
+                            .expect("every wanted output was computed")
+                    })
+                    .collect(),
+            ]
+        } else {
+            split_outputs(&outputs, requests, rows, &self.spec.outputs)?
+        };
+        let took = RunDurations {
+            compute_input: gathered - start,
+            compute_infer: inferred - gathered,
+            compute_output: clock.now() - inferred,
+        };
+        Ok((results, took))
+    }
+
+    /// Gives an output the shape its configuration promises, when that differs from the graph's.
+    fn reshape_output(&self, spec: &TensorSpec, mut tensor: Tensor) -> Result<Tensor, EngineError> {
+        let Some(reshape) = &spec.reshape else {
+            return Ok(tensor);
+        };
+        let batch = usize::from(self.spec.max_batch_size > 0);
+        let produced = tensor.shape.get(batch..).unwrap_or_default();
+        let mut open_dims = produced
+            .iter()
+            .zip(reshape)
+            .filter(|&(_, &configured)| configured == -1)
+            .map(|(&dim, _)| dim);
+        let mut shape: Shape = tensor.shape.iter().take(batch).copied().collect();
+        for &dim in &spec.dims {
+            let dim = if dim == -1 {
+                open_dims.next()
+            } else {
+                Some(dim)
+            };
+            shape.push(dim.ok_or_else(|| {
+                EngineError::Failed(format!(
+                    "output '{}' cannot be reshaped as its configuration says",
+                    spec.name
+                ))
+            })?);
+        }
+        if dormouse_core::shape::element_count(&shape)
+            != dormouse_core::shape::element_count(&tensor.shape)
+        {
+            return Err(EngineError::Failed(format!(
+                "output '{}' has shape {:?}, which does not fit the configured shape {:?}",
+                spec.name, tensor.shape, shape
+            )));
+        }
+        tensor.shape = shape;
+        Ok(tensor)
+    }
+
+    /// Remembers how long a run of so many rows took, under its shapes.
+    fn note_run(
+        &self,
+        latest: &mut Option<KnownRun>,
+        shapes: RunShapes,
+        (rows, took): (u32, Duration),
+    ) {
+        let mut known = match latest.take() {
+            Some(known) if known.shapes == shapes => known,
+            _ => KnownRun {
+                shapes,
+                took: [Duration::MAX; 32],
+            },
+        };
+        let class = &mut known.took[size_class(rows)];
+        *class = took.min(*class);
+        *latest = Some(known);
+    }
+
+    /// The shapes of a run's inputs, given the first of its requests.
+    fn run_shapes(&self, first: &InferRequest) -> RunShapes {
+        let shape_of = |tensor: &Tensor| self.without_rows(tensor).iter().copied().collect();
+        let inputs = first.inputs.iter();
+        inputs.map(|input| input.as_ref().map(shape_of)).collect()
+    }
+
+    /// Whether a run has the shapes of an earlier one.
+    fn has_shapes(&self, first: &InferRequest, known: &KnownRun) -> bool {
+        let same = |(input, shape): (&Option<Tensor>, &Option<Shape>)| match (input, shape) {
+            (Some(input), Some(shape)) => self.without_rows(input) == shape.as_slice(),
+            (None, None) => true,
+            _ => false,
+        };
+        first.inputs.iter().zip(&known.shapes).all(same)
+    }
+
+    fn without_rows<'a>(&self, tensor: &'a Tensor) -> &'a [i64] {
+        let batch = usize::from(self.spec.max_batch_size > 0);
+        tensor.shape.get(batch..).unwrap_or_default()
+    }
+
+    fn succeeded(&self, total: Duration, queued: Duration, took: &RunDurations) {
+        self.counters.succeeded(total, queued, took);
+        let metrics = self.metrics();
+        metrics.success.increment(1);
+        metrics.phase(Phase::Request, total);
+        metrics.phase(Phase::Queue, queued);
+        metrics.phase(Phase::ComputeInput, took.compute_input);
+        metrics.phase(Phase::ComputeInfer, took.compute_infer);
+        metrics.phase(Phase::ComputeOutput, took.compute_output);
+    }
+
+    fn response(
+        &self,
+        pending: &Pending,
+        tensors: Vec<Tensor>,
+        timeline: &Option<Arc<LoadTimeline>>,
+    ) -> InferResponse {
+        let names = pending
+            .request
+            .outputs
+            .iter()
+            .map(|&output| Arc::clone(&self.spec.outputs[output].name));
+        InferResponse {
+            model_name: Arc::clone(&self.id.name),
+            model_version: self.id.version.0,
+            id: pending.request.id.clone(),
+            outputs: names.zip(tensors).collect(),
+            cold_start: if pending.cold { timeline.clone() } else { None },
+        }
+    }
+}
+
+/// Runs of up to 1, 2, 4, … rows.
+fn size_class(rows: u32) -> usize {
+    rows.max(1).next_power_of_two().ilog2() as usize
+}
+
+/// Whether a request was given up because its time was over or because its caller left.
+fn abandoned_reason(request: &InferRequest, now: Timestamp) -> FailureReason {
+    match request.deadline {
+        Some(deadline) if deadline <= now => FailureReason::Rejected,
+        _ => FailureReason::Canceled,
+    }
+}
+
+/// One tensor per input that the batch has, in the session's order.
+fn gather_inputs(
+    open: &OpenSession,
+    requests: &[&InferRequest],
+    rows: u32,
+) -> SmallVec<[(usize, Tensor); 4]> {
+    let mut gathered = SmallVec::new();
+    for (input, &index) in open.inputs.iter().enumerate() {
+        let Some(first) = requests[0].inputs[input].as_ref() else {
+            continue;
+        };
+        if let [_] = requests {
+            gathered.push((index, first.clone()));
+            continue;
+        }
+        let pieces: SmallVec<[Bytes; 8]> = requests
+            .iter()
+            .filter_map(|request| request.inputs[input].as_ref())
+            .map(|tensor| tensor.data.clone())
+            .collect();
+        let mut shape = first.shape.clone();
+        shape[0] = i64::from(rows);
+        gathered.push((
+            index,
+            Tensor {
+                datatype: first.datatype,
+                shape,
+                data: gather(&pieces),
+            },
+        ));
+    }
+    gathered
+}
+
+/// The outputs that any request of the batch asks for, in the model's order.
+fn wanted_outputs(requests: &[&InferRequest], outputs: usize) -> SmallVec<[usize; 4]> {
+    (0..outputs)
+        .filter(|output| {
+            requests
+                .iter()
+                .any(|request| request.outputs.contains(output))
+        })
+        .collect()
+}
+
+fn split_outputs(
+    outputs: &[Option<Tensor>],
+    requests: &[&InferRequest],
+    rows: u32,
+    specs: &[TensorSpec],
+) -> Result<Vec<Vec<Tensor>>, EngineError> {
+    let mut results: Vec<Vec<Tensor>> = Vec::with_capacity(requests.len());
+    let mut splitters: SmallVec<[Option<Splitter>; 4]> = SmallVec::new();
+    for (tensor, spec) in outputs.iter().zip(specs) {
+        splitters.push(match tensor {
+            None => None,
+            Some(tensor) => Some(Splitter::new(tensor, rows).ok_or_else(|| {
+                EngineError::Failed(format!(
+                    "output '{}' has shape {:?} for a batch of {rows} rows: its first dimension must be the batch",
+                    spec.name, tensor.shape
+                ))
+            })?),
+        });
+    }
+    for request in requests {
+        let pieces: SmallVec<[Option<Tensor>; 4]> = splitters
+            .iter_mut()
+            .map(|splitter| {
+                splitter
+                    .as_mut()
+                    .map(|splitter| splitter.next(request.rows))
+            })
+            .collect();
+        let wanted = request.outputs.iter();
+        results.push(
+            wanted
+                .map(|&output| {
+                    pieces[output]
+                        .clone()
+                        .expect("every wanted output was computed")
+                })
+                .collect(),
+        );
+    }
+    Ok(results)
+}
+
+/// Hands out consecutive rows of an output without copying them.
+struct Splitter<'a> {
+    tensor: &'a Tensor,
+    offset: usize,
+    row_bytes: usize,
+    /// Elements per row of a BYTES tensor, whose rows differ in length.
+    row_elements: usize,
+}
+
+impl<'a> Splitter<'a> {
+    fn new(tensor: &'a Tensor, rows: u32) -> Option<Self> {
+        let (&first, rest) = tensor.shape.split_first()?;
+        if first != i64::from(rows) {
+            return None;
+        }
+        let row_elements = usize::try_from(dormouse_core::shape::element_count(rest)?).ok()?;
+        Some(Self {
+            tensor,
+            offset: 0,
+            row_bytes: tensor.data.len() / rows as usize,
+            row_elements,
+        })
+    }
+
+    fn next(&mut self, rows: u32) -> Tensor {
+        let length = match self.tensor.datatype {
+            DataType::Bytes => bytes_length(
+                &self.tensor.data[self.offset..],
+                self.row_elements * rows as usize,
+            ),
+            _ => self.row_bytes * rows as usize,
+        };
+        let data = self.tensor.data.slice(self.offset..self.offset + length);
+        self.offset += length;
+        let mut shape = self.tensor.shape.clone();
+        shape[0] = i64::from(rows);
+        Tensor {
+            datatype: self.tensor.datatype,
+            shape,
+            data,
+        }
+    }
+}
+
+/// The bytes that the first `elements` elements of an encoded BYTES tensor take.
+fn bytes_length(data: &[u8], elements: usize) -> usize {
+    let mut offset = 0;
+    for _ in 0..elements {
+        let Some(length) = data.get(offset..offset + 4) else {
+            break;
+        };
+        let length = u32::from_le_bytes(length.try_into().expect("four bytes were taken"));
+        offset += 4 + length as usize;
+    }
+    offset.min(data.len())
+}
