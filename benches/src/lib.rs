@@ -1,0 +1,1 @@
+//! Criterion benches, one file per hot path: `cargo bench -p dormouse-benches`.
