@@ -11,8 +11,6 @@ const MEAN_GAIN: f64 = 1.0 / 8.0;
 const DEVIATION_GAIN: f64 = 1.0 / 8.0;
 /// Deviations added to the mean by a cautious estimate.
 pub(crate) const CAUTION: f64 = 3.0;
-/// Runs remembered one by one.
-const RECENT_RUNS: usize = 64;
 /// Runs of other sizes after which a size is no longer believed while others are fresher.
 const STALE_AFTER: u64 = 1024;
 
@@ -23,7 +21,6 @@ pub struct ServiceProfile {
     sizes: Vec<SizeClass>,
     any: Average,
     load: Average,
-    recent: Vec<(u32, Duration)>,
     runs: u64,
 }
 
@@ -72,11 +69,6 @@ impl ServiceProfile {
         size.run.record(took.as_secs_f64());
         size.last_run = self.runs;
         self.any.record(took.as_secs_f64());
-        if self.recent.len() < RECENT_RUNS {
-            self.recent.push((rows, took));
-        } else {
-            self.recent[((self.runs - 1) % RECENT_RUNS as u64) as usize] = (rows, took);
-        }
     }
 
     /// Learns from a finished load.
@@ -98,15 +90,6 @@ impl ServiceProfile {
     /// The mean time of a run, of whatever size runs have lately.
     pub fn typical_run(&self) -> Option<Duration> {
         self.any.estimate().map(|run| seconds(run.mean))
-    }
-
-    /// The longest of the last 64 runs that were not of a larger size class.
-    pub fn longest_recent(&self, rows: u32) -> Option<Duration> {
-        let class = class_of(rows.max(1));
-        let runs = self.recent.iter();
-        runs.filter(|(rows, _)| class_of(*rows) <= class)
-            .map(|&(_, took)| took)
-            .max()
     }
 
     /// The mean time of a load; `None` before the first.
@@ -260,7 +243,6 @@ mod tests {
         assert_eq!(profile.expected_run(1), None);
         assert_eq!(profile.cautious_run(1), None);
         assert_eq!(profile.typical_run(), None);
-        assert_eq!(profile.longest_recent(1), None);
         assert_eq!(profile.expected_load(), None);
         profile.record_load(millis(300));
         assert_eq!(profile.expected_load(), Some(millis(300)));
@@ -305,19 +287,6 @@ mod tests {
         assert!(expected.abs_diff(millis(320)) < millis(1), "{expected:?}");
         profile.record_run(32, millis(100));
         assert_eq!(profile.expected_run(32), Some(millis(100)));
-    }
-
-    #[test]
-    fn longest_recent_run_is_forgotten_after_sixty_four_others() {
-        let mut profile = ServiceProfile::new();
-        profile.record_run(4, millis(900));
-        profile.record_run(1, millis(50));
-        assert_eq!(profile.longest_recent(1), Some(millis(50)));
-        assert_eq!(profile.longest_recent(3), Some(millis(900)));
-        for _ in 0..64 {
-            profile.record_run(1, millis(10));
-        }
-        assert_eq!(profile.longest_recent(8), Some(millis(10)));
     }
 
     #[test]
