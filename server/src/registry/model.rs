@@ -150,8 +150,10 @@ impl Generation {
             .collect())
     }
 
+    /// Whether any version holds a session, if only until it is closed.
     pub(super) fn is_warm(&self) -> bool {
-        self.units.iter().any(|unit| unit.stage() == Stage::Warm)
+        let holds = |stage| matches!(stage, Stage::Warm | Stage::Closing);
+        self.units.iter().any(|unit| holds(unit.stage()))
     }
 
     fn is_awake(&self) -> bool {
