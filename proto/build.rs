@@ -7,7 +7,11 @@ use prost::Message;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=inference");
-    let descriptors = protox::compile(["inference/grpc_service.proto"], ["."])?;
+    println!("cargo::rerun-if-changed=keda");
+    let descriptors = protox::compile(
+        ["inference/grpc_service.proto", "keda/externalscaler.proto"],
+        ["."],
+    )?;
     let out_dir = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out_dir.join("inference.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()

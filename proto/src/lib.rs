@@ -10,5 +10,15 @@ pub mod inference {
     tonic::include_proto!("inference");
 }
 
+/// KEDA's external scaler.
+pub mod externalscaler {
+    #![allow(
+        missing_docs,
+        clippy::all,
+        reason = "generated code; `allow` because what it triggers changes with the generator"
+    )]
+    tonic::include_proto!("externalscaler");
+}
+
 /// The descriptors of every message, for server reflection and for parsing `config.pbtxt`.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/inference.bin"));
