@@ -20,5 +20,6 @@ mod warmup;
 
 pub use self::complete::AutoComplete;
 pub use self::error::{ConfigError, ConfigSyntaxError};
+pub use self::parameters::weights_file;
 pub use self::resolve::{ConfigDefaults, ResolveInput, resolve};
 pub use self::versions::select_versions;

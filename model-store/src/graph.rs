@@ -47,6 +47,8 @@ pub struct GraphSummary {
     /// Why rows of a batch influence each other, each a sentence naming node and operator; empty
     /// when no such operator was found.
     pub batch_coupling: Vec<String>,
+    /// What is odd about the files beside it, each a sentence.
+    pub warnings: Vec<String>,
     /// The graph's run time follows from the shapes of its inputs, not from their values.
     pub is_steady: bool,
 }

@@ -33,6 +33,12 @@ pub enum NameError {
     TooDeep { depth: usize },
 }
 
+/// A checked path without its `.` parts.
+pub(crate) fn plain(path: &str) -> String {
+    let parts: Vec<&str> = path.split('/').filter(|&part| part != ".").collect();
+    parts.join("/")
+}
+
 /// Checks the name of a model, a configuration or a single file.
 pub fn check_name(name: &str) -> Result<(), NameError> {
     if name.is_empty() {

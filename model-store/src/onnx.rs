@@ -8,6 +8,9 @@
 mod elements;
 mod external;
 mod nodes;
+mod rewrite;
+mod sites;
+mod typed;
 mod walk;
 mod wire;
 #[cfg(test)]
@@ -16,11 +19,14 @@ pub(crate) mod writer;
 use std::io;
 
 use crate::graph::GraphSummary;
-use crate::{cost, coupling};
 
+pub(crate) use elements::{element_name, element_number, element_type, tensor_bytes};
 pub use external::ExternalError;
 pub(crate) use external::shown;
 pub(crate) use nodes::{Block, Constant, Function, NameId, Names, Node, Nodes, Value};
+pub(crate) use rewrite::{NewInitializer, Rewrite};
+pub(crate) use sites::{SiteData, TensorSite, Walked};
+pub(crate) use typed::{TypedData, typed_data};
 pub use wire::{MAX_FIELDS, ReadAt};
 
 /// The largest model file: protobuf itself goes no further.
@@ -82,10 +88,12 @@ pub enum GraphError {
 
 /// Reads a model's signature, its references to other files and whether its rows are coupled.
 pub fn summarize(source: &dyn ReadAt) -> Result<GraphSummary, GraphError> {
-    let (mut summary, nodes) = walk::read(source)?;
-    summary.batch_coupling = coupling::findings(&nodes);
-    summary.is_steady = cost::is_steady(&nodes);
-    Ok(summary)
+    walk(source).map(Walked::finish)
+}
+
+/// Reads all that one walk over a file finds.
+pub(crate) fn walk(source: &dyn ReadAt) -> Result<Walked, GraphError> {
+    walk::read(source)
 }
 
 #[cfg(test)]

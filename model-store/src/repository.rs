@@ -6,6 +6,7 @@ mod fingerprint;
 mod folder;
 mod graph_file;
 mod model_dir;
+mod weights;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,12 +16,14 @@ use dormouse_core::id::ByteSize;
 
 use crate::names::{NameError, check_name};
 use crate::onnx::{GraphError, shown};
+use crate::safetensors::{SafetensorsError, WeightsError};
 
 use beneath::Dir;
 use folder::EntryKind;
 
 pub use fingerprint::{FileStamp, Fingerprint};
-pub use graph_file::{GraphFile, LoadedGraph};
+pub use folder::{FileIdentity, OpenFile};
+pub use graph_file::{Examined, GraphFile, LoadedGraph, WholeFile};
 pub use model_dir::{MAX_CONFIG_BYTES, ModelDir};
 
 /// Why something in a repository cannot be used. Paths in messages are relative to the repository.
@@ -76,6 +79,13 @@ pub enum RepositoryError {
     TooManyEntries { path: String, limit: usize },
     #[error("{} cannot be loaded: {cause}", shown(.path.as_bytes()))]
     Graph { path: String, cause: GraphError },
+    #[error("{} is not a safetensors file that can be used: {cause}", shown(.path.as_bytes()))]
+    Safetensors {
+        path: String,
+        cause: SafetensorsError,
+    },
+    #[error("{} cannot be given its weights: {cause}", shown(.path.as_bytes()))]
+    Weights { path: String, cause: WeightsError },
     #[error("{} cannot be read: {cause}", shown(.path.as_bytes()))]
     Io { path: String, cause: io::Error },
 }

@@ -100,11 +100,25 @@ pub struct WarmupSpec {
     pub inputs: Vec<WarmupInput>,
 }
 
+/// How long a model that nobody calls is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeepAliveSpec {
+    For(Duration),
+    Forever,
+    /// As long as the model's past calls make another one likely, and ahead of the next expected.
+    Adaptive,
+    /// Not at all: it is closed with its last run.
+    Off,
+}
+
 /// Dormouse's own settings, read from `parameters` with keys `dormouse.*`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LifecycleSpec {
-    /// `dormouse.keep_alive`: how long an idle model stays warm. `Some(None)` means for ever.
-    pub keep_alive: Option<Option<Duration>>,
+    /// `dormouse.keep_alive`: how long an idle model is kept.
+    pub keep_alive: Option<KeepAliveSpec>,
+    /// `dormouse.park_after`: idle time after which the weights' memory is given up while the
+    /// session stays. `Some(None)` means never.
+    pub park_after: Option<Option<Duration>>,
     /// `dormouse.load`: `eager` loads at start-up.
     pub eager: bool,
 }

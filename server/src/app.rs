@@ -7,28 +7,29 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse_core::dispatch::RunSlots;
-use dormouse_model_store::config::ConfigDefaults;
-use parking_lot::Mutex;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::activation::{Activation, ActivationError, Sockets};
 use crate::alarm::Alarm;
 use crate::clock::Clock;
 use crate::config::{Config, ControlMode, ListenConfig};
-use crate::engine::onnx::{OnnxEngine, OnnxOptions};
 use crate::engine::{Engine, EngineError};
 use crate::error::ServeError;
+use crate::events::EventKind;
 use crate::frontend::grpc::{self, GrpcOptions};
 use crate::frontend::http::{self, HttpLimits};
 use crate::frontend::listen::{self, ListenOptions};
-use crate::host::{Host, InFlight, UnitDefaults};
-use crate::metrics::Metrics;
-use crate::registry::{Registry, RegistryConfig};
+use crate::host::Host;
 use crate::runtime_library;
 use crate::service::{LoadOverrides, Readiness, Service};
+use crate::wake;
+use crate::webhook::{WebhookError, Webhooks};
+
+mod parts;
+
+pub use parts::open_registry;
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +40,10 @@ pub enum StartError {
         address: SocketAddr,
         source: io::Error,
     },
+    #[error(transparent)]
+    Sockets(#[from] ActivationError),
+    #[error("cannot use a webhook: {0}")]
+    Webhook(#[from] WebhookError),
     #[error(transparent)]
     Library(#[from] runtime_library::NotFound),
     #[error("cannot use the ONNX Runtime library: {0}")]
@@ -68,75 +73,45 @@ pub struct Server {
     /// The metrics listener and chores; they outlive the requests.
     chores: JoinSet<()>,
     stop_chores: CancellationToken,
+    /// Cancelled when nobody has called for as long as `exit_when_idle` says.
+    idle_exit: CancellationToken,
+    webhooks: Webhooks,
+}
+
+/// Why a server ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// Somebody asked for it and wants nothing new to be taken on.
+    Asked,
+    /// Nobody needs it now: whoever comes at the last moment is still served.
+    Idle,
 }
 
 impl Server {
     /// Starts a server and loads its start-up models.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        let mut server = Self::listening(config).await?;
+        let mut server = Self::listening(config, Sockets::default()).await?;
         server.load_startup_models().await?;
         Ok(server)
     }
 
     /// A server that answers requests, its start-up models not yet loaded.
-    async fn listening(config: Config) -> Result<Self, StartError> {
-        let library = runtime_library::locate(config.engine.library.as_deref())?;
-        let engine = OnnxEngine::new(OnnxOptions {
-            library,
-            intra_op_threads: config.engine.intra_op_threads.map(|count| count as usize),
-            inter_op_threads: config.engine.inter_op_threads.map(|count| count as usize),
-            global_thread_pool: config.engine.global_thread_pool,
-            allow_spinning: config.engine.spinning,
-        })
-        .map_err(StartError::Engine)?;
-        Self::open(config, Arc::new(engine)).await
+    async fn listening(config: Config, sockets: Sockets) -> Result<Self, StartError> {
+        let engine = parts::engine(&config)?;
+        Self::open(config, engine, sockets).await
     }
 
-    async fn open(config: Config, engine: Arc<dyn Engine>) -> Result<Self, StartError> {
+    async fn open(
+        config: Config,
+        engine: Arc<dyn Engine>,
+        sockets: Sockets,
+    ) -> Result<Self, StartError> {
         let clock = Clock::start();
         let alarm = Alarm::spawn(clock)?;
-        let host = Arc::new(Host {
-            clock,
-            engine: Arc::clone(&engine),
-            alarm: alarm.clone(),
-            metrics: Metrics::new()?,
-            slots: Mutex::new(RunSlots::new(config.limits.max_concurrent_runs)),
-            loads: Arc::new(Semaphore::new(config.load_threads)),
-            in_flight: InFlight::new(config.limits.max_bytes_in_flight),
-            runtime: tokio::runtime::Handle::current(),
-            defaults: UnitDefaults {
-                keep_alive: config.keep_alive,
-                max_queue: config.limits.max_queue_per_model,
-                retry_backoff: Duration::from_secs(1),
-                retry_backoff_max: Duration::from_secs(60),
-                load_retries: config.load_retries,
-            },
-        });
-        let registry_config = RegistryConfig {
-            repositories: config.repositories.clone(),
-            control: config.control.clone(),
-            config_name: config.model_config_name.clone(),
-            defaults: ConfigDefaults {
-                auto_complete: config.auto_complete,
-                default_max_batch_size: config.engine.default_max_batch_size,
-                // Of the shared pool, whose size the engine was told.
-                intra_op_threads: None,
-                inter_op_threads: None,
-            },
-        };
-        let registry = {
-            let host = Arc::clone(&host);
-            let opened =
-                tokio::task::spawn_blocking(move || Registry::open(registry_config, host)).await;
-            opened
-                .unwrap_or_else(|_| {
-                    Err(ServeError::internal(
-                        "opening the model repository panicked",
-                    ))
-                })
-                .map_err(StartError::Repository)?
-        };
+        let host = parts::host(&config, &engine, clock, alarm.clone())?;
+        let registry = parts::registry(&config, &host).await?;
         let service = Service::new(config.server_id.clone(), registry, Arc::clone(&host));
+        let webhooks = Webhooks::spawn(&config.webhooks, &config.server_id, &host)?;
         let mut server = Self {
             service,
             alarm,
@@ -147,6 +122,8 @@ impl Server {
             stop_frontends: CancellationToken::new(),
             chores: JoinSet::new(),
             stop_chores: CancellationToken::new(),
+            idle_exit: CancellationToken::new(),
+            webhooks,
             config,
         };
         // What does not depend on any model is created now, so that no request waits for it.
@@ -154,7 +131,7 @@ impl Server {
             let engine = Arc::clone(&engine);
             move || engine.prepare()
         });
-        server.listen().await?;
+        server.listen(sockets).await?;
         let prepared = prepared
             .await
             .unwrap_or_else(|_| Err(EngineError::Failed("the engine panicked".into())));
@@ -180,20 +157,24 @@ impl Server {
         self.metrics
     }
 
-    async fn listen(&mut self) -> Result<(), StartError> {
+    async fn listen(&mut self, sockets: Sockets) -> Result<(), StartError> {
         let limits = &self.config.limits;
-        let options = |name| {
+        let options = |name, queue_survives| {
             let defaults = ListenOptions::new(name);
             // The default already leaves half of the file descriptors for everything else.
             let max_connections = defaults.max_connections.min(limits.max_connections);
             ListenOptions {
                 max_connections,
+                queue_survives,
                 ..defaults
             }
         };
-        let http = bind("http", self.config.http.as_ref()).await?;
-        let grpc = bind("grpc", self.config.grpc.as_ref()).await?;
-        let metrics = bind("metrics", self.config.metrics.as_ref()).await?;
+        let http_survives = sockets.http.is_some();
+        let grpc_survives = sockets.grpc.is_some();
+        let metrics_survives = sockets.metrics.is_some();
+        let http = bind("http", self.config.http.as_ref(), sockets.http).await?;
+        let grpc = bind("grpc", self.config.grpc.as_ref(), sockets.grpc).await?;
+        let metrics = bind("metrics", self.config.metrics.as_ref(), sockets.metrics).await?;
         if let Some((listener, address)) = http {
             self.http = Some(address);
             let router = http::router(
@@ -204,8 +185,12 @@ impl Server {
                 },
             );
             let stop = self.stop_frontends.clone().cancelled_owned();
-            self.frontends
-                .spawn(listen::serve(listener, router, options("http"), stop));
+            self.frontends.spawn(listen::serve(
+                listener,
+                router,
+                options("http", http_survives),
+                stop,
+            ));
         }
         if let Some((listener, address)) = grpc {
             self.grpc = Some(address);
@@ -213,6 +198,8 @@ impl Server {
                 max_message_size: limits.grpc_max_message.0 as usize,
                 max_connections: limits.max_connections,
                 compress_responses: self.config.grpc_response_compression,
+                idle_after: self.config.idle_after,
+                queue_survives: grpc_survives,
                 ..GrpcOptions::default()
             };
             let stop = self.stop_frontends.clone().cancelled_owned();
@@ -227,23 +214,31 @@ impl Server {
             self.metrics = Some(address);
             let router = http::metrics_router(self.service.clone());
             let stop = self.stop_chores.clone().cancelled_owned();
-            self.chores
-                .spawn(listen::serve(listener, router, options("metrics"), stop));
+            self.chores.spawn(listen::serve(
+                listener,
+                router,
+                options("metrics", metrics_survives),
+                stop,
+            ));
         }
         Ok(())
     }
 
     fn spawn_chores(&mut self, host: Arc<Host>) {
         let stop = self.stop_chores.clone();
+        let metrics = host.metrics.clone();
         self.chores.spawn(async move {
             let mut ticks = tokio::time::interval(Duration::from_secs(5));
             loop {
                 tokio::select! {
-                    _ = ticks.tick() => host.metrics.upkeep(),
+                    _ = ticks.tick() => metrics.upkeep(),
                     () = stop.cancelled() => return,
                 }
             }
         });
+        let stop = self.stop_chores.clone();
+        self.chores
+            .spawn(async move { wake::watch_memory(&host, stop).await });
         let registry = Arc::clone(self.service.registry());
         let control = self.config.control.clone();
         let stop = self.stop_chores.clone();
@@ -299,6 +294,7 @@ impl Server {
         } else {
             self.spawn_readiness(names);
         }
+        self.watch_idleness();
         tracing::info!(
             models = self.service.registry().len(),
             ready = self.service.is_ready(),
@@ -324,13 +320,60 @@ impl Server {
         });
     }
 
+    /// Tells when the server is idle and when it is not any more, and when it is time to go.
+    fn watch_idleness(&mut self) {
+        let host = Arc::clone(self.service.host());
+        // Time counts from when the server could first be called.
+        host.activity.touch();
+        let exit_when_idle = self.config.exit_when_idle;
+        let idle_after = self.config.idle_after;
+        // The event comes before the end.
+        let patience = exit_when_idle.map_or(idle_after, |exit| exit.min(idle_after));
+        let (stop, idle_exit) = (self.stop_chores.clone(), self.idle_exit.clone());
+        self.chores.spawn(async move {
+            let activity = &host.activity;
+            let watch = async {
+                loop {
+                    let idle_for = activity.idle_for(patience).await;
+                    tracing::debug!(?idle_for, "idle");
+                    host.events.publish_server(EventKind::Idle { idle_for });
+                    // None when somebody has called since.
+                    let known = activity.quiet_since();
+                    let is_over = || known.is_none() || activity.quiet_since() != known;
+                    let long_enough = async {
+                        match exit_when_idle {
+                            Some(exit) => activity.idle_for(exit).await,
+                            None => std::future::pending().await,
+                        }
+                    };
+                    tokio::select! {
+                        biased;
+                        () = activity.until(is_over) => {}
+                        _ = long_enough => return idle_exit.cancel(),
+                    }
+                    host.events.publish_server(EventKind::Active);
+                }
+            };
+            tokio::select! {
+                () = watch => {}
+                () = stop.cancelled() => {}
+            }
+        });
+    }
+
     /// Stops in Kubernetes' manner: not ready first, then no new work, then what runs finishes,
     /// all within the exit timeout. Returns whether everything was finished in time.
-    pub async fn shutdown(mut self) -> bool {
+    pub async fn shutdown(self) -> bool {
+        self.end(Ending::Asked).await
+    }
+
+    async fn end(mut self, ending: Ending) -> bool {
         self.service.set_readiness(Readiness::Leaving);
-        tracing::info!(drain_delay = ?self.config.drain_delay, exit_timeout = ?self.config.exit_timeout, "shutting down");
-        tokio::time::sleep(self.config.drain_delay).await;
-        self.service.set_readiness(Readiness::Refusing);
+        tracing::info!(?ending, drain_delay = ?self.config.drain_delay, exit_timeout = ?self.config.exit_timeout, "shutting down");
+        if ending == Ending::Asked {
+            tokio::time::sleep(self.config.drain_delay).await;
+            self.service.set_readiness(Readiness::Refusing);
+        }
         self.stop_frontends.cancel();
         let drained = tokio::time::timeout(self.config.exit_timeout, async {
             while self.frontends.join_next().await.is_some() {}
@@ -342,6 +385,7 @@ impl Server {
         self.stop_chores.cancel();
         // Nobody waits for a load that is under way; what is warm closes in no time.
         let _ = tokio::time::timeout(CLOSE_PATIENCE, self.service.registry().retire_all()).await;
+        self.webhooks.flush(FLUSH_PATIENCE).await;
         self.alarm.stop();
         tracing::info!(in_time, "stopped");
         in_time
@@ -354,38 +398,67 @@ const READINESS_INTERVAL: Duration = Duration::from_millis(500);
 /// How long closing sessions may delay the end of a server that has no request left.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
 
+/// How long undelivered webhook messages may delay the end.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
+
 async fn bind(
     protocol: &'static str,
     config: Option<&ListenConfig>,
+    handed_over: Option<std::net::TcpListener>,
 ) -> Result<Option<(TcpListener, SocketAddr)>, StartError> {
     let Some(&ListenConfig { address }) = config else {
-        return Ok(None);
+        return match handed_over {
+            Some(_) => Err(ActivationError::SwitchedOff(protocol).into()),
+            None => Ok(None),
+        };
     };
     let failed = |source| StartError::Listen {
         protocol,
         address,
         source,
     };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let is_handed_over = handed_over.is_some();
+    let listener = match handed_over {
+        Some(listener) => TcpListener::from_std(listener),
+        None => TcpListener::bind(address).await,
+    };
+    let listener = listener.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
+    if is_handed_over {
+        tracing::info!(
+            protocol,
+            "the socket was handed over: address and port settings are not used"
+        );
+    }
     tracing::info!(protocol, address = %bound, "listening");
     Ok(Some((listener, bound)))
 }
 
-/// Runs a server until `stop` resolves.
-pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<bool, StartError> {
+/// Runs a server until `stop` resolves, or until it was idle for as long as it is configured to.
+pub async fn run(
+    config: Config,
+    activation: &Activation,
+    stop: impl Future<Output = ()>,
+) -> Result<bool, StartError> {
     tokio::pin!(stop);
+    let notifier = activation.notifier();
+    let sockets = activation.sockets()?;
     let mut server = tokio::select! {
-        listening = Server::listening(config) => listening?,
+        listening = Server::listening(config, sockets) => listening?,
         () = &mut stop => return Ok(true),
     };
-    tokio::select! {
+    let ending = tokio::select! {
         loaded = server.load_startup_models() => {
             loaded?;
-            stop.await;
+            notifier.ready();
+            tokio::select! {
+                () = &mut stop => Ending::Asked,
+                () = server.idle_exit.cancelled() => Ending::Idle,
+            }
         }
         // Nobody waits for start-up models any more, but others may have been called already.
-        () = &mut stop => {}
-    }
-    Ok(server.shutdown().await)
+        () = &mut stop => Ending::Asked,
+    };
+    notifier.stopping();
+    Ok(server.end(ending).await)
 }

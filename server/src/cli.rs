@@ -4,9 +4,13 @@ pub mod client_commands;
 pub mod demo;
 #[cfg(test)]
 mod fake;
+pub mod inspect;
 pub mod output;
+pub mod prepare;
 pub mod serve;
+pub mod store;
 pub mod triton_flags;
+mod waterfall;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -15,11 +19,14 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 
+use crate::activation::Activation;
 use crate::config::Config;
 use crate::{app, assets, memory, runtime_library, shutdown, telemetry};
 use client_commands::ClientCommand;
 use demo::{DemoArgs, DemoParts};
+use inspect::InspectArgs;
 use serve::ServeArgs;
+use store::StoreCommand;
 
 /// Serves ONNX models that sleep at zero and wake when they are called.
 #[derive(Debug, Parser)]
@@ -41,9 +48,16 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Show the whole story on a real model: wake, answer, go back to zero
     Demo(DemoArgs),
+    /// Show the files and tensors of a model and what loading it will take
+    Inspect(InspectArgs),
+    /// Prepare models ahead of time, so that even their first wake is fast
+    Prepare(prepare::PrepareArgs),
     /// Find or fetch the ONNX Runtime library
     #[command(subcommand)]
     Runtime(RuntimeCommand),
+    /// Look into the store of prepared models, check it, clear it up
+    #[command(subcommand)]
+    Store(StoreCommand),
     #[command(flatten)]
     Client(ClientCommand),
 }
@@ -106,8 +120,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Invocation {
 
 /// Runs a command to its end and tells how the process is to end: 0 done, 1 failed, 2 when
 /// the command makes no sense.
-pub async fn run_to_exit_code(invocation: Invocation) -> u8 {
-    match run(invocation).await {
+pub async fn run_to_exit_code(invocation: Invocation, activation: Activation) -> u8 {
+    match run(invocation, activation).await {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -116,10 +130,15 @@ pub async fn run_to_exit_code(invocation: Invocation) -> u8 {
     }
 }
 
-async fn run(invocation: Invocation) -> anyhow::Result<u8> {
+async fn run(invocation: Invocation, activation: Activation) -> anyhow::Result<u8> {
     match invocation.command {
-        Command::Serve(args) => serve(&args, &invocation.ignored).await,
+        Command::Serve(args) => serve(&args, &invocation.ignored, &activation).await,
         Command::Demo(args) => demonstrate(args).await,
+        Command::Prepare(args) => prepare::run(args).await,
+        Command::Inspect(args) => {
+            tokio::task::spawn_blocking(move || inspect::run(&args)).await??;
+            Ok(0)
+        }
         Command::Runtime(RuntimeCommand::Install) => {
             let installing =
                 tokio::task::spawn_blocking(
@@ -134,17 +153,23 @@ async fn run(invocation: Invocation) -> anyhow::Result<u8> {
             runtime_library::run_path(onnxruntime_library.as_deref(), &mut std::io::stdout())?;
             Ok(0)
         }
+        Command::Store(command) => store::run(command).await,
         Command::Client(command) => client_commands::run(command).await,
     }
 }
 
-async fn serve(args: &ServeArgs, ignored: &[String]) -> anyhow::Result<u8> {
+async fn serve(
+    args: &ServeArgs,
+    ignored: &[String],
+    activation: &Activation,
+) -> anyhow::Result<u8> {
     let config = Config::resolve(args)?;
     telemetry::init(&config.log)?;
     for flag in ignored {
         tracing::warn!(flag, "flag has no meaning here and is ignored");
     }
-    let finished = app::run(config, shutdown::requested()?).await?;
+    shutdown::outlive_file_limit()?;
+    let finished = app::run(config, activation, shutdown::requested()?).await?;
     Ok(u8::from(!finished))
 }
 

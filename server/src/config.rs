@@ -3,6 +3,8 @@
 //! over the file, the file over the default.
 
 pub(crate) mod file;
+pub(crate) mod wake;
+mod webhooks;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +14,9 @@ use std::time::Duration;
 use dormouse_core::id::ByteSize;
 
 use crate::cli::serve::ServeArgs;
-pub use file::FileConfig;
+pub use file::{FileConfig, MemoryBudgetSetting};
+pub use wake::WakeConfig;
+pub use webhooks::{Endpoint, Secret, WebhookConfig};
 
 /// Who decides which models can be called.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,8 +100,12 @@ pub struct Config {
     pub grpc_response_compression: bool,
     pub load_threads: usize,
     pub load_retries: u32,
-    /// None: models that woke stay warm.
-    pub keep_alive: Option<Duration>,
+    pub wake: WakeConfig,
+    /// How long nobody must have called before the server calls itself idle.
+    pub idle_after: Duration,
+    /// The process ends after being idle this long.
+    pub exit_when_idle: Option<Duration>,
+    pub webhooks: Vec<WebhookConfig>,
     pub limits: Limits,
     pub engine: EngineConfig,
     pub log: LogConfig,
@@ -106,6 +114,7 @@ pub struct Config {
 /// Loads and runs share the runtime's 512 threads for blocking work with reading files.
 const MAX_LOAD_THREADS: usize = 256;
 const MAX_CONCURRENT_RUNS: usize = 128;
+const DEFAULT_IDLE_AFTER: Duration = Duration::from_secs(60);
 
 /// A setting that cannot be used, with the name under which it was given.
 #[derive(Debug, thiserror::Error)]
@@ -268,6 +277,22 @@ impl Config {
                 format!("expected 1 to {MAX_CONCURRENT_RUNS}"),
             ));
         }
+        let exit_when_idle = args
+            .exit_when_idle
+            .or(file.lifecycle.exit_when_idle.map(|idle| idle.0));
+        if exit_when_idle.is_some_and(|idle| idle.is_zero()) {
+            return Err(invalid(
+                "--exit-when-idle",
+                "must be longer than 0s: nothing could ever be served",
+            ));
+        }
+        let idle_after = file
+            .lifecycle
+            .idle_after
+            .map_or(DEFAULT_IDLE_AFTER, |idle| idle.0);
+        if idle_after.is_zero() {
+            return Err(invalid("lifecycle.idle_after", "must be longer than 0s"));
+        }
         Ok(Self {
             server_id: args
                 .id
@@ -311,10 +336,10 @@ impl Config {
                 .model_load_retry_count
                 .or(file.repository.load_retries)
                 .unwrap_or(0),
-            keep_alive: args
-                .keep_alive
-                .or(file.lifecycle.keep_alive)
-                .map_or(Some(Duration::from_secs(300)), |keep_alive| keep_alive.0),
+            wake: WakeConfig::join(&args.wake, file.lifecycle, file.store),
+            idle_after,
+            exit_when_idle,
+            webhooks: webhooks::resolve(file.webhooks)?,
             limits,
             engine: EngineConfig {
                 library: args.onnxruntime_library.clone().or(file.engine.library),

@@ -1,8 +1,12 @@
 //! What runs a graph. `onnx` is the only module that names ONNX Runtime's bindings.
 
+pub mod instances;
 pub mod onnx;
+mod prepared;
 
 use std::fmt;
+use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +15,9 @@ use dormouse_core::datatype::DataType;
 use dormouse_core::shape::Shape;
 use dormouse_model_store::spec::SessionSpec;
 
+pub use self::prepared::{
+    EngineIdentity, OptimizeError, Optimized, OptimizedTensor, Packing, PreparedBytes, SharedWeight,
+};
 use crate::request::Tensor;
 
 /// A graph and its weights as they were read from the repository: the engine never opens a file
@@ -18,9 +25,28 @@ use crate::request::Tensor;
 #[derive(Debug)]
 pub struct ModelBytes {
     /// The serialized ONNX model.
-    pub graph: Vec<u8>,
+    pub graph: GraphBytes,
     /// External data by the location the graph names.
     pub external: Vec<(String, Vec<u8>)>,
+}
+
+/// Where a serialized model is.
+#[derive(Debug)]
+pub enum GraphBytes {
+    Memory(Vec<u8>),
+    /// An open file that holds the whole model, without external data. It is read as a stream and
+    /// closed: a copy in memory beside what is parsed of it would cost as much as parsing.
+    File(File),
+}
+
+impl ModelBytes {
+    /// A model that is all in memory.
+    pub fn in_memory(graph: Vec<u8>, external: Vec<(String, Vec<u8>)>) -> Self {
+        Self {
+            graph: GraphBytes::Memory(graph),
+            external,
+        }
+    }
 }
 
 /// A failure of the engine, in its own words.
@@ -56,6 +82,46 @@ pub trait Engine: Send + Sync + fmt::Debug {
         options: &SessionSpec,
     ) -> Result<Arc<dyn Session>, EngineError>;
 
+    /// Optimises a model once, so that [`Engine::open_prepared`] need not. Writes into `scratch`,
+    /// an empty folder of the caller's. Blocks.
+    fn optimize(
+        &self,
+        _model: ModelBytes,
+        _options: &SessionSpec,
+        _scratch: &Path,
+    ) -> Result<Optimized, OptimizeError> {
+        Err(OptimizeError::NotPreparable(format!(
+            "{} prepares no models",
+            self.describe()
+        )))
+    }
+
+    /// Builds a session from what [`Engine::optimize`] made, with the same options. Blocks.
+    fn open_prepared(
+        &self,
+        _model: PreparedBytes,
+        _options: &SessionSpec,
+        _packing: Packing,
+    ) -> Result<Arc<dyn Session>, EngineError> {
+        Err(EngineError::Failed(format!(
+            "{} opens no prepared models",
+            self.describe()
+        )))
+    }
+
+    /// What prepared models depend on beside the model; loads the engine if it is not loaded.
+    fn identity(&self) -> Result<EngineIdentity, EngineError> {
+        Ok(EngineIdentity {
+            engine: self.describe(),
+            provider: String::new(),
+            cpu: String::new(),
+        })
+    }
+
+    /// Gives back everything that is kept for later runs, also what busy sessions would take: for
+    /// when memory is short.
+    fn release_memory(&self) {}
+
     /// What the engine calls itself, with its version.
     fn describe(&self) -> String;
 }
@@ -80,6 +146,9 @@ pub trait Session: Send + Sync + fmt::Debug {
         outputs: &[usize],
         stop: &StopHandle,
     ) -> Result<Vec<Tensor>, EngineError>;
+
+    /// Gives what the session keeps for its next run back to the system.
+    fn release_memory(&self) {}
 
     /// Creates a handle by which one later run can be stopped.
     fn stop_handle(&self) -> Result<StopHandle, EngineError>;

@@ -4,4 +4,5 @@ pub mod grpc;
 pub mod health;
 pub mod http;
 pub mod listen;
+pub mod scaler;
 pub mod status;

@@ -8,21 +8,26 @@ use std::time::Duration;
 use dormouse_core::code::ErrorCode;
 use dormouse_core::dispatch::RunSlots;
 use dormouse_core::id::ByteSize;
+use dormouse_model_store::spec::KeepAliveSpec;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use crate::activity::Activity;
 use crate::alarm::Alarm;
 use crate::clock::Clock;
 use crate::engine::Engine;
 use crate::error::ServeError;
+use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::unit::Unit;
+use crate::wake::Wake;
 
 /// The limits and delays that hold for every model unless it says otherwise.
 #[derive(Clone, Debug)]
 pub struct UnitDefaults {
-    /// None: a model that woke stays warm.
-    pub keep_alive: Option<Duration>,
+    pub keep_alive: KeepAliveSpec,
+    /// None: an idle model is not parked on its way to sleep.
+    pub park_after: Option<Duration>,
     /// Requests that may wait for one model.
     pub max_queue: usize,
     /// How long a failed load is not tried again, at first and at most.
@@ -44,6 +49,9 @@ pub struct Host {
     /// Loads under way over all models.
     pub loads: Arc<Semaphore>,
     pub in_flight: Arc<InFlight>,
+    pub activity: Arc<Activity>,
+    pub events: Events,
+    pub wake: Wake,
     pub runtime: tokio::runtime::Handle,
     pub defaults: UnitDefaults,
 }

@@ -1,16 +1,18 @@
 //! `dormouse`: see `dormouse --help`.
 
+use dormouse_server::activation::Activation;
 use dormouse_server::{cli, process};
 
 fn main() -> ! {
     process::keep_engine_quiet();
+    let activation = Activation::take();
     let invocation = cli::parse(std::env::args_os());
     match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
     {
         Ok(runtime) => {
-            let code = runtime.block_on(cli::run_to_exit_code(invocation));
+            let code = runtime.block_on(cli::run_to_exit_code(invocation, activation));
             // A load may still be inside the engine: dropping the runtime would wait for it, and
             // running its destructors under it would crash.
             process::exit_now(code)

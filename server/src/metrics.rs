@@ -7,13 +7,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dormouse_core::budget::Usage;
 use dormouse_core::id::ModelId;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{
     BuildError, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
 
+use crate::engine::onnx::allocator;
 use crate::memory;
+use crate::residency::Evictions;
 
 const METADATA: Metadata<'static> = Metadata::new("dormouse", Level::INFO, None);
 
@@ -41,6 +44,31 @@ impl FailureReason {
             Self::Canceled => "CANCELED",
             Self::Backend => "BACKEND",
             Self::Other => "OTHER",
+        }
+    }
+}
+
+/// How the delivery of a webhook's message ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WebhookResult {
+    Delivered,
+    /// The receiver does not want it.
+    Refused,
+    /// Every attempt failed.
+    GivenUp,
+    /// Too many were waiting.
+    Dropped,
+}
+
+impl WebhookResult {
+    const ALL: [Self; 4] = [Self::Delivered, Self::Refused, Self::GivenUp, Self::Dropped];
+
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Delivered => "delivered",
+            Self::Refused => "refused",
+            Self::GivenUp => "given_up",
+            Self::Dropped => "dropped",
         }
     }
 }
@@ -90,7 +118,17 @@ pub struct ServerMetrics {
     pub loads_running: Gauge,
     pub bytes_in_flight: Gauge,
     pub returned_bytes: Counter,
+    pub preparations: Counter,
+    pub preparation_failures: Counter,
+    evictions: [Counter; 2],
+    memory_held: [Gauge; 4],
+    memory_budget: Gauge,
+    pub events_lost: Counter,
+    webhooks: [Counter; 4],
     resident_bytes: Gauge,
+    engine_live_bytes: Gauge,
+    engine_cached_bytes: Gauge,
+    engine_peak_bytes: Gauge,
     cpu_memory_total: Gauge,
     cpu_memory_used: Gauge,
     cpu_utilization: Gauge,
@@ -111,6 +149,8 @@ pub struct UnitMetrics {
     pub loads: Counter,
     pub load_failures: Counter,
     pub closes: Counter,
+    pub parks: Counter,
+    pub upgrades: Counter,
     pub cold_requests: Counter,
 }
 
@@ -133,15 +173,39 @@ impl Metrics {
         let handle = recorder.handle();
         let gauge =
             |name: &'static str| recorder.register_gauge(&Key::from_static_name(name), &METADATA);
+        let counter =
+            |name: &'static str| recorder.register_counter(&Key::from_static_name(name), &METADATA);
         let server = ServerMetrics {
             models_warm: gauge("dormouse_models_warm"),
             loads_running: gauge("dormouse_loads_running"),
             bytes_in_flight: gauge("dormouse_request_bytes_in_flight"),
-            returned_bytes: recorder.register_counter(
-                &Key::from_static_name("dormouse_memory_returned_bytes_total"),
+            returned_bytes: counter("dormouse_memory_returned_bytes_total"),
+            preparations: counter("dormouse_preparations_total"),
+            preparation_failures: counter("dormouse_preparation_failures_total"),
+            evictions: ["park", "close"].map(|how| {
+                let label = vec![Label::new("how", how)];
+                let key = Key::from_parts("dormouse_evictions_total", label);
+                recorder.register_counter(&key, &METADATA)
+            }),
+            memory_held: ["busy", "idle", "parked", "leaving"].map(|state| {
+                let label = vec![Label::new("state", state)];
+                let key = Key::from_parts("dormouse_models_memory_bytes", label);
+                recorder.register_gauge(&key, &METADATA)
+            }),
+            memory_budget: gauge("dormouse_memory_budget_bytes"),
+            events_lost: recorder.register_counter(
+                &Key::from_static_name("dormouse_events_lost_total"),
                 &METADATA,
             ),
+            webhooks: WebhookResult::ALL.map(|result| {
+                let label = Label::new("result", result.label());
+                let key = Key::from_parts("dormouse_webhook_deliveries_total", vec![label]);
+                recorder.register_counter(&key, &METADATA)
+            }),
             resident_bytes: gauge("dormouse_process_resident_bytes"),
+            engine_live_bytes: gauge("dormouse_engine_memory_live_bytes"),
+            engine_cached_bytes: gauge("dormouse_engine_memory_cached_bytes"),
+            engine_peak_bytes: gauge("dormouse_engine_memory_peak_bytes"),
             cpu_memory_total: gauge("nv_cpu_memory_total_bytes"),
             cpu_memory_used: gauge("nv_cpu_memory_used_bytes"),
             cpu_utilization: gauge("nv_cpu_utilization"),
@@ -204,19 +268,68 @@ impl Metrics {
             loads: counter("dormouse_loads_total", None),
             load_failures: counter("dormouse_load_failures_total", None),
             closes: counter("dormouse_sleeps_total", None),
+            parks: counter("dormouse_parks_total", None),
+            upgrades: counter("dormouse_packed_sessions_total", None),
             cold_requests: counter("dormouse_cold_requests_total", None),
         }
     }
 
-    /// Records one stage of a load.
-    pub fn load_stage(&self, stage: &'static str, took: Duration) {
-        let key = Key::from_parts(
+    /// Tells of the memory budget and of who had to go for others.
+    pub fn memory(&self, usage: &Usage, evictions: Evictions) {
+        let server = &self.server;
+        server.memory_budget.set(usage.limit as f64);
+        let held = [usage.busy, usage.idle, usage.parked, usage.leaving];
+        for (gauge, bytes) in server.memory_held.iter().zip(held) {
+            gauge.set(bytes as f64);
+        }
+        let went = [evictions.parked, evictions.closed];
+        for (counter, count) in server.evictions.iter().zip(went) {
+            counter.absolute(count);
+        }
+    }
+
+    /// Records one stage of a load and what it moved.
+    pub fn load_stage(&self, stage: &'static str, took: Duration, bytes: u64) {
+        self.record(
             "dormouse_load_stage_seconds",
-            vec![Label::new("stage", stage)],
+            Label::new("stage", stage),
+            took,
         );
-        self.recorder
-            .register_histogram(&key, &METADATA)
-            .record(took.as_secs_f64());
+        if bytes > 0 {
+            let key = Key::from_parts(
+                "dormouse_loaded_bytes_total",
+                vec![Label::new("stage", stage)],
+            );
+            let counter = self.recorder.register_counter(&key, &METADATA);
+            counter.increment(bytes);
+        }
+    }
+
+    /// Records the time that a load saved by doing stages side by side.
+    pub fn load_overlap(&self, saved: Duration) {
+        let key = Key::from_static_name("dormouse_load_overlap_seconds");
+        let histogram = self.recorder.register_histogram(&key, &METADATA);
+        histogram.record(saved.as_secs_f64());
+    }
+
+    /// Records what a request that found its model asleep took, from its arrival to its answer.
+    pub fn cold_start(&self, kind: &'static str, took: Duration) {
+        self.record(
+            "dormouse_cold_start_seconds",
+            Label::new("kind", kind),
+            took,
+        );
+    }
+
+    fn record(&self, name: &'static str, label: Label, took: Duration) {
+        let key = Key::from_parts(name, vec![label]);
+        let histogram = self.recorder.register_histogram(&key, &METADATA);
+        histogram.record(took.as_secs_f64());
+    }
+
+    /// Counts a webhook's message that is done with.
+    pub fn webhook(&self, result: WebhookResult) {
+        self.server.webhooks[result as usize].increment(1);
     }
 
     /// Moves recorded samples into their buckets; without it they pile up between scrapes.
@@ -229,6 +342,12 @@ impl Metrics {
         if let Some(bytes) = memory::resident_bytes() {
             self.server.resident_bytes.set(bytes as f64);
         }
+        let engine = allocator::stats();
+        self.server.engine_live_bytes.set(engine.live_bytes as f64);
+        self.server
+            .engine_cached_bytes
+            .set(engine.cached_bytes as f64);
+        self.server.engine_peak_bytes.set(engine.peak_bytes as f64);
         if let Some(host) = HostSample::read() {
             self.server.cpu_memory_total.set(host.memory_total as f64);
             self.server.cpu_memory_used.set(host.memory_used as f64);
@@ -317,9 +436,49 @@ fn describe(recorder: &PrometheusRecorder) {
         "dormouse_load_stage_seconds",
         "Time the stages of loads took",
     );
+    histogram(
+        "dormouse_load_overlap_seconds",
+        "Time that loads saved by doing stages side by side",
+    );
+    histogram(
+        "dormouse_cold_start_seconds",
+        "Latency of requests that found their model asleep, by what it was woken from",
+    );
+    counter(
+        "dormouse_loaded_bytes_total",
+        "Bytes that loads moved, by stage",
+    );
     counter("dormouse_loads_total", "Loads that succeeded");
     counter("dormouse_load_failures_total", "Loads that failed");
     counter("dormouse_sleeps_total", "Times the model went back to zero");
+    counter(
+        "dormouse_parks_total",
+        "Times the model gave up its weights' memory and kept its session",
+    );
+    counter(
+        "dormouse_packed_sessions_total",
+        "Times a packed session took the place of the one the model woke with",
+    );
+    counter(
+        "dormouse_preparations_total",
+        "Models put into the prepared store",
+    );
+    counter(
+        "dormouse_preparation_failures_total",
+        "Models that could not be put into the prepared store",
+    );
+    counter(
+        "dormouse_evictions_total",
+        "Idle models that gave up memory because others needed it",
+    );
+    gauge(
+        "dormouse_models_memory_bytes",
+        "Memory that models hold of the budget, by what they are doing",
+    );
+    gauge(
+        "dormouse_memory_budget_bytes",
+        "Memory that models may hold together",
+    );
     counter(
         "dormouse_cold_requests_total",
         "Requests that had to wait for a load",
@@ -334,9 +493,29 @@ fn describe(recorder: &PrometheusRecorder) {
         "dormouse_memory_returned_bytes_total",
         "Memory given back to the system after closing sessions",
     );
+    counter(
+        "dormouse_webhook_deliveries_total",
+        "Messages of webhooks that are done with, by result",
+    );
+    counter(
+        "dormouse_events_lost_total",
+        "Lifecycle events that slow subscribers never saw",
+    );
     gauge(
         "dormouse_process_resident_bytes",
         "Resident memory of the server",
+    );
+    gauge(
+        "dormouse_engine_memory_live_bytes",
+        "Memory that sessions, runs and unsent outputs hold in the engine's shared allocator",
+    );
+    gauge(
+        "dormouse_engine_memory_cached_bytes",
+        "Free memory that the engine's shared allocator keeps for the next run",
+    );
+    gauge(
+        "dormouse_engine_memory_peak_bytes",
+        "The most that was held in the engine's shared allocator",
     );
 }
 

@@ -22,6 +22,7 @@ use dormouse_model_store::config::ConfigDefaults;
 use dormouse_model_store::repository::Repository;
 use parking_lot::Mutex;
 
+use crate::activity::Load;
 use crate::config::ControlMode;
 use crate::error::ServeError;
 use crate::host::Host;
@@ -302,11 +303,27 @@ impl Registry {
             .load()
             .values()
             .filter_map(|model| model.current())
-            .flat_map(|generation| generation.statistics(""))
-            .flatten()
+            .flat_map(|generation| generation.counts())
             .collect();
         statistics.sort_unstable_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
         statistics
+    }
+
+    /// The load of one model, all its versions when `version` is ""; reads and wakes nothing.
+    pub fn load_of(&self, name: &str, version: &str, window: Duration) -> Result<Load, ServeError> {
+        let model = self.model(name)?;
+        model.load_of(version, window, self.host.clock.now())
+    }
+
+    /// Requests that wait to be run, over all models.
+    pub fn queued(&self) -> u64 {
+        let now = self.host.clock.now();
+        let models = self.models.load();
+        let loads = models.values().filter_map(|model| {
+            let load = model.load_of("", Duration::ZERO, now);
+            load.ok()
+        });
+        loads.map(|load| load.queued).sum()
     }
 
     /// Whether any version of a model has a session.

@@ -7,7 +7,7 @@ use dormouse_core::datatype::DataType;
 use dormouse_core::shape::Shape;
 use dormouse_core::time::Timestamp;
 
-use crate::timeline::LoadTimeline;
+use crate::timeline::ColdRequest;
 
 /// A tensor in the v2 raw layout: little-endian rows, BYTES as length-prefixed elements.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,5 +64,5 @@ pub struct InferResponse {
     pub id: String,
     pub outputs: Vec<(Arc<str>, Tensor)>,
     /// Present when this request waited for the model to wake.
-    pub cold_start: Option<Arc<LoadTimeline>>,
+    pub cold_start: Option<Box<ColdRequest>>,
 }

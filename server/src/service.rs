@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use dormouse_core::code::ErrorCode;
@@ -11,6 +12,7 @@ use dormouse_core::time::Timestamp;
 use dormouse_model_store::spec::ModelSpec;
 use tokio::sync::watch;
 
+use crate::activity::Load;
 use crate::error::ServeError;
 use crate::host::Host;
 use crate::registry::Registry;
@@ -144,6 +146,24 @@ impl Service {
         });
     }
 
+    pub fn host(&self) -> &Arc<Host> {
+        &self.shared.host
+    }
+
+    /// The load of one model (all its versions when `version` is "") or, with `name` "", of the
+    /// whole server; the rate is taken over `window`. Wakes and reads nothing.
+    pub fn load_of(&self, name: &str, version: &str, window: Duration) -> Result<Load, ServeError> {
+        let host = &self.shared.host;
+        if name.is_empty() {
+            let queued = self.shared.registry.queued();
+            return Ok(Load {
+                queued,
+                ..host.activity.load(window)
+            });
+        }
+        self.shared.registry.load_of(name, version, window)
+    }
+
     /// Now, on the clock that deadlines are measured with.
     pub fn now(&self) -> Timestamp {
         self.shared.host.clock.now()
@@ -176,6 +196,15 @@ impl Service {
         changed.map_or(!known, |readiness| *readiness == Readiness::Ready)
     }
 
+    /// Resolves when the server is on its way out.
+    pub async fn leaving(&self) {
+        let mut receiver = self.shared.readiness.subscribe();
+        let leaving =
+            |readiness: &Readiness| matches!(readiness, Readiness::Leaving | Readiness::Refusing);
+        // An error means that the service is gone, which is as good.
+        let _ = receiver.wait_for(leaving).await;
+    }
+
     /// Whether the model can answer: warm, or asleep and able to wake. `version` "" is the newest.
     /// An unknown model is an error.
     pub async fn is_model_ready(&self, name: &str, version: &str) -> Result<bool, ServeError> {
@@ -194,6 +223,7 @@ impl Service {
         name: &str,
         version: &str,
     ) -> Result<ModelDescription, ServeError> {
+        self.shared.host.activity.touch();
         let generation = self.shared.registry.generation(name).await?;
         let unit = generation.unit(version)?;
         Ok(ModelDescription {
@@ -213,11 +243,15 @@ impl Service {
         if *self.shared.readiness.borrow() == Readiness::Refusing {
             return Err(ServeError::unavailable("the server is shutting down"));
         }
+        let activity = &self.shared.host.activity;
+        let _under_way = activity.begin();
         let (received, deadline) = (request.received, request.deadline);
         let registry = &self.shared.registry;
         let mut unit = self
             .in_time(name, deadline, registry.unit(name, version))
             .await?;
+        let counters = Arc::clone(unit.counters());
+        let _at_model = activity.begin_at(&counters.traffic);
         let mut request =
             validate(unit.spec(), request).inspect_err(|_| unit.count_invalid(received))?;
         loop {
@@ -287,10 +321,12 @@ impl Service {
     }
 
     pub async fn load(&self, name: &str, overrides: LoadOverrides) -> Result<(), ServeError> {
+        let _hold = self.shared.host.activity.hold();
         self.shared.registry.load(name, overrides).await
     }
 
     pub async fn unload(&self, name: &str) -> Result<(), ServeError> {
+        let _hold = self.shared.host.activity.hold();
         self.shared.registry.unload(name).await
     }
 
@@ -301,6 +337,8 @@ impl Service {
             .server()
             .bytes_in_flight
             .set(host.in_flight.used() as f64);
+        let lost = &host.metrics.server().events_lost;
+        lost.absolute(host.events.lost());
         host.metrics.render()
     }
 }

@@ -1,12 +1,18 @@
 //! Counters per model version, exact to the unit: every request that reached a model is counted
 //! once, as a success or as a failure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse_core::id::ModelId;
 use parking_lot::Mutex;
+
+use crate::activity::Traffic;
+use crate::timeline::{LoadTimeline, TimelineRecorder};
+
+/// Cold starts that are remembered of one model version.
+const COLD_STARTS: usize = 16;
 
 /// How often something happened and how long it took together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +63,8 @@ pub struct VersionStatistics {
     pub execution_count: u64,
     pub inference: InferStatistics,
     pub batches: Vec<BatchStatistics>,
+    /// The latest cold starts, the oldest first; none where many models are asked for at once.
+    pub cold_starts: Vec<LoadTimeline>,
 }
 
 /// How long the parts of one run took.
@@ -70,7 +78,10 @@ pub struct RunDurations {
 /// The live counters of a model version. They outlive sessions and reloads.
 #[derive(Debug, Default)]
 pub struct VersionCounters {
+    pub traffic: Traffic,
     counters: Mutex<Counters>,
+    /// Recorders, not what they told when the model woke: stages in the background go on.
+    cold_starts: Mutex<VecDeque<TimelineRecorder>>,
 }
 
 #[derive(Debug, Default)]
@@ -111,6 +122,21 @@ impl VersionCounters {
         self.counters.lock().inference.fail.add(total);
     }
 
+    /// Remembers a cold start, in place of the oldest.
+    pub fn woke(&self, recorder: TimelineRecorder) {
+        let mut cold_starts = self.cold_starts.lock();
+        if cold_starts.len() == COLD_STARTS {
+            cold_starts.pop_front();
+        }
+        cold_starts.push_back(recorder);
+    }
+
+    /// The latest cold starts, the oldest first.
+    pub fn cold_starts(&self) -> Vec<LoadTimeline> {
+        let cold_starts = self.cold_starts.lock();
+        cold_starts.iter().map(TimelineRecorder::timeline).collect()
+    }
+
     pub fn snapshot(&self, id: &ModelId) -> VersionStatistics {
         let counters = self.counters.lock();
         VersionStatistics {
@@ -121,6 +147,7 @@ impl VersionCounters {
             execution_count: counters.execution_count,
             inference: counters.inference,
             batches: counters.batches.values().copied().collect(),
+            cold_starts: Vec::new(),
         }
     }
 }

@@ -5,25 +5,34 @@
 //! on its way to an idle model: the thread that received it queues it, takes the batch and runs it.
 
 mod effects;
+mod exit;
+mod footprint;
 mod load;
 mod policy;
+mod prepare;
 mod run;
+mod submit;
 #[cfg(test)]
 pub(crate) mod tests;
+mod warmup;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use dormouse_core::admission::{self, Outlook};
-use dormouse_core::batch::{BatchItem, Batcher, EntryId, ExpiryCause, Refused, Waiting};
+use dormouse_core::batch::{BatchItem, Batcher, EntryId, ExpiryCause};
 use dormouse_core::code::ErrorCode;
 use dormouse_core::id::ModelId;
+use dormouse_core::keep_alive::{KeepAlive, KeepAlivePolicy};
 use dormouse_core::lifecycle::{Demand, Lifecycle, LifecyclePolicy, Stage};
 use dormouse_core::order::Sequencer;
 use dormouse_core::profile::ServiceProfile;
 use dormouse_core::shape::Shape;
 use dormouse_core::time::Timestamp;
+use dormouse_core::upgrade::{Upgrade, UpgradePolicy};
+use dormouse_model_store::repository::{FileIdentity, GraphFile};
 use dormouse_model_store::spec::ModelSpec;
+use dormouse_model_store::store::DigestCache;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
@@ -33,22 +42,39 @@ use crate::engine::{ModelBytes, StopHandle};
 use crate::error::ServeError;
 use crate::host::{Host, InFlightBytes, UnitKey};
 use crate::metrics::{FailureReason, UnitMetrics};
+use crate::preparation::SourceDigests;
 use crate::request::{InferRequest, InferResponse};
 use crate::stats::VersionCounters;
-use crate::timeline::LoadTimeline;
+use crate::timeline::{LoadTimeline, TimelineRecorder};
 
+pub use self::prepare::PreparationReport;
 use effects::{Answer, Effects, Failure, LoadWaiter, Place};
 use load::OpenSession;
 
 /// A run shorter than this may happen on the thread that received the request: handing it to
 /// another thread would cost more than it takes. Only what is sure to be short again is run
 /// there, because that thread has other connections to serve.
+/// The next unit's number.
+static SERIAL: AtomicU64 = AtomicU64::new(0);
+
 const SHORT_RUN: Duration = Duration::from_micros(150);
 
 /// Where a unit's bytes come from.
 pub trait Source: Send + Sync + std::fmt::Debug {
-    /// Reads graph and weights.
+    /// Reads graph and weights, or opens the file that holds them.
     fn read(&self) -> Result<SourceModel, ServeError>;
+    /// The size of everything that `read` reads, or about that.
+    fn size(&self) -> u64;
+    /// Whether the files are those that the unit was made for.
+    fn is_current(&self) -> bool;
+    /// The digests of the files that `read` reads, if they are known without reading them.
+    fn known_digests(&self, known: &DigestCache) -> Result<Option<SourceDigests>, ServeError>;
+    /// The digests of the files that `read` reads; fails when these are not the ones in `read`.
+    fn digests(
+        &self,
+        known: &DigestCache,
+        read: Option<&[FileIdentity]>,
+    ) -> Result<SourceDigests, ServeError>;
     /// Reads a file of the model's `warmup` folder.
     fn warmup_file(&self, name: &str) -> Result<Vec<u8>, ServeError>;
 }
@@ -57,8 +83,22 @@ pub trait Source: Send + Sync + std::fmt::Debug {
 #[derive(Debug)]
 pub struct SourceModel {
     pub bytes: ModelBytes,
+    /// Its size.
+    pub size: u64,
     /// The graph's run time follows from the shapes of its inputs, not from their values.
     pub is_steady: bool,
+    /// The file that the engine reads itself.
+    pub file: Option<GraphFile>,
+    /// Which files these are.
+    pub files: Vec<FileIdentity>,
+}
+
+/// Fails when a file was changed while the engine read it: what it built is then of neither state.
+pub(crate) fn still_the_same(file: Option<&GraphFile>) -> Result<(), ServeError> {
+    match file.map(GraphFile::unchanged) {
+        Some(Err(error)) => Err(ServeError::unavailable(error.to_string())),
+        Some(Ok(())) | None => Ok(()),
+    }
 }
 
 /// What a unit is made of.
@@ -81,6 +121,8 @@ pub struct Unit {
     host: Arc<Host>,
     metrics: OnceLock<UnitMetrics>,
     state: Mutex<State>,
+    /// Tells units apart.
+    serial: u64,
     this: Weak<Self>,
 }
 
@@ -97,7 +139,22 @@ struct State {
     lifecycle: Lifecycle,
     batcher: Batcher<Pending>,
     profile: ServiceProfile,
+    /// What runs use.
     session: Option<Arc<OpenSession>>,
+    /// The unpacked session, while a packed one is used.
+    base: Option<Arc<OpenSession>>,
+    keep_alive: KeepAlive,
+    /// The keep-alive policy follows the calls.
+    learns: bool,
+    upgrade: Upgrade,
+    /// The prepared store has the model.
+    prepared: bool,
+    /// The model is being put there.
+    preparing: bool,
+    /// It cannot be put there, however often that is tried.
+    unpreparable: bool,
+    /// What a session that is being closed held.
+    leaving_bytes: u64,
     runs: Vec<RunInfo>,
     runs_issued: u64,
     /// What runs of the latest shapes take, for a graph of which that can be said.
@@ -106,7 +163,7 @@ struct State {
     order: Option<Sequencer<Answer>>,
     load_started: Option<Timestamp>,
     load_error: Option<ServeError>,
-    timeline: Option<Arc<LoadTimeline>>,
+    timeline: Option<TimelineRecorder>,
     load_waiters: Vec<LoadWaiter>,
     retire_waiters: Vec<oneshot::Sender<()>>,
     /// Alarms that were set and have not rung yet, the next one last: one that an earlier one
@@ -182,8 +239,10 @@ impl Unit {
             host,
         } = parts;
         let defaults = &host.defaults;
+        let policy = exit::keep_alive_policy(&spec.lifecycle, defaults, host.wake.switches.staging);
+        let keep_alive = KeepAlive::new(policy);
         let lifecycle = Lifecycle::new(LifecyclePolicy {
-            keep_alive: spec.lifecycle.keep_alive.unwrap_or(defaults.keep_alive),
+            plan: keep_alive.plan(),
             retry_backoff: defaults.retry_backoff,
             retry_backoff_max: defaults.retry_backoff_max,
         });
@@ -196,6 +255,18 @@ impl Unit {
             batcher: Batcher::new(policy::batch_policy(&spec, defaults.max_queue)),
             profile: ServiceProfile::default(),
             session: None,
+            base: None,
+            keep_alive,
+            learns: matches!(policy, KeepAlivePolicy::Adaptive(_)),
+            upgrade: Upgrade::new(UpgradePolicy {
+                // A long queue is when shorter runs are wanted most.
+                max_queued: usize::MAX,
+                ..UpgradePolicy::default()
+            }),
+            prepared: false,
+            preparing: false,
+            unpreparable: false,
+            leaving_bytes: 0,
             runs: Vec::new(),
             runs_issued: 0,
             latest: None,
@@ -216,8 +287,20 @@ impl Unit {
             host,
             metrics: OnceLock::new(),
             state: Mutex::new(state),
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             this: this.clone(),
         })
+    }
+
+    /// Tells this unit from every other.
+    pub fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    fn arc(&self) -> Arc<Self> {
+        self.this
+            .upgrade()
+            .expect("a unit is only called through its Arc")
     }
 
     pub fn id(&self) -> &ModelId {
@@ -236,14 +319,20 @@ impl Unit {
         self.state.lock().lifecycle.stage()
     }
 
+    /// Requests that wait to be run.
+    pub fn queued(&self) -> usize {
+        self.state.lock().batcher.queued()
+    }
+
     /// Why the last load failed, while that stands.
     pub fn load_error(&self) -> Option<ServeError> {
         self.state.lock().load_error.clone()
     }
 
     /// What the last load spent its time on.
-    pub fn timeline(&self) -> Option<Arc<LoadTimeline>> {
-        self.state.lock().timeline.clone()
+    pub fn timeline(&self) -> Option<LoadTimeline> {
+        let recorder = self.state.lock().timeline.clone();
+        recorder.map(|recorder| recorder.timeline())
     }
 
     fn metrics(&self) -> &UnitMetrics {
@@ -284,8 +373,17 @@ impl Unit {
             let now = self.host.clock.now();
             let mut state = self.state.lock();
             let mut effects = Effects::default();
+            let was_parked = state.lifecycle.stage() == Stage::Parked;
             match state.lifecycle.demand(now) {
-                Demand::Run => return Ok(()),
+                Demand::Run => {
+                    if was_parked {
+                        self.note_holding(&state);
+                        self.set_alarm(&mut state, &mut effects);
+                        drop(state);
+                        self.perform(effects, Place::Elsewhere);
+                    }
+                    return Ok(());
+                }
                 Demand::Retired => return Err(self.gone()),
                 Demand::Refuse { retry_at } => return Err(self.load_refusal(&state, retry_at, now)),
                 Demand::Wait => {}
@@ -320,156 +418,6 @@ impl Unit {
         let _ = receiver.await;
     }
 
-    fn submit(&self, request: InferRequest) -> Result<Ticket, NotAnswered> {
-        let now = self.host.clock.now();
-        let received = request.received;
-        let mut effects = Effects::default();
-        let mut state = self.state.lock();
-        let demand = state.lifecycle.demand(now);
-        let cold = match demand {
-            Demand::Run => false,
-            Demand::Wait => true,
-            Demand::StartLoad => {
-                self.begin_load(&mut state, &mut effects, now);
-                true
-            }
-            Demand::Refuse { retry_at } => {
-                let error = self.load_refusal(&state, retry_at, now);
-                drop(state);
-                return Err(self.refused(error, received, FailureReason::Backend));
-            }
-            Demand::Retired => return Err(NotAnswered::Retired(request)),
-        };
-        let queued = self.enqueue(&mut state, request, cold, now);
-        if queued.is_ok() {
-            self.pump(&mut state, &mut effects, now);
-        }
-        self.set_alarm(&mut state, &mut effects);
-        drop(state);
-        // Also when the request itself was refused: a load may have been decided.
-        self.perform(effects, Place::HereIfShort);
-        match queued {
-            Ok((entry, receiver)) => {
-                let unit = self
-                    .this
-                    .upgrade()
-                    .expect("a unit is only called through its Arc");
-                Ok(Ticket {
-                    unit,
-                    entry,
-                    receiver,
-                    answered: false,
-                })
-            }
-            Err(error) => Err(self.refused(error, received, FailureReason::Rejected)),
-        }
-    }
-
-    fn enqueue(
-        &self,
-        state: &mut State,
-        request: InferRequest,
-        cold: bool,
-        now: Timestamp,
-    ) -> Result<
-        (
-            EntryId,
-            oneshot::Receiver<Result<InferResponse, ServeError>>,
-        ),
-        ServeError,
-    > {
-        let outlook = Outlook {
-            queued_rows: state.batcher.queued_rows(),
-            running: state.runs.len(),
-            concurrency: self.spec.concurrency as usize,
-            // Where each request runs alone, the others are taken to be of this one's size.
-            max_rows: match self.spec.runs_rows_together {
-                true => self.spec.max_batch_size,
-                false => request.rows.max(1),
-            },
-            running_since: state.runs.first().map(|run| run.started),
-            load_remaining: state.load_started.map(|started| {
-                let expected = state.profile.expected_load().unwrap_or_default();
-                expected.saturating_sub(now - started)
-            }),
-        };
-        admission::admit(
-            &outlook,
-            &state.profile,
-            request.rows,
-            request.deadline,
-            now,
-        )
-        .map_err(|refusal| {
-            let why = match refusal.expected_wait {
-                Duration::ZERO => "it has passed".to_owned(),
-                wait => format!("about {wait:?} of work is ahead of this request"),
-            };
-            ServeError::new(
-                ErrorCode::DeadlineExceeded,
-                format!("model {} cannot answer before the deadline: {why}", self.id),
-            )
-            .retry_after(refusal.retry_after)
-        })?;
-        let bytes = request
-            .inputs
-            .iter()
-            .flatten()
-            .map(|tensor| tensor.data.len() as u64)
-            .sum();
-        let permit = self.host.in_flight.reserve(bytes)?;
-        let (reply, receiver) = oneshot::channel();
-        let priority = request.priority;
-        let deadline = request.deadline;
-        let sequence = state.order.as_mut().map(Sequencer::issue);
-        let pending = Pending {
-            request,
-            reply,
-            enqueued: now,
-            sequence,
-            batchable: self.spec.runs_rows_together,
-            cold,
-            _bytes: permit,
-        };
-        match state.batcher.push(
-            Waiting {
-                item: pending,
-                priority,
-                deadline,
-                timeout: None,
-            },
-            now,
-        ) {
-            Ok(entry) => {
-                self.metrics().pending.increment(1.0);
-                if cold {
-                    self.metrics().cold_requests.increment(1);
-                }
-                Ok((entry, receiver))
-            }
-            Err(Refused::QueueFull { item, limit }) => {
-                self.skip_in_order(state, item.sequence);
-                Err(ServeError::new(
-                    ErrorCode::Overloaded,
-                    format!(
-                        "the queue of model {} is full: {limit} requests wait already",
-                        self.id
-                    ),
-                )
-                .retry_after(
-                    state
-                        .profile
-                        .expected_run(1)
-                        .unwrap_or(Duration::from_millis(100)),
-                ))
-            }
-            Err(Refused::Expired { item }) => {
-                self.skip_in_order(state, item.sequence);
-                Err(self.deadline_exceeded())
-            }
-        }
-    }
-
     /// Takes every batch that is due and may run now.
     fn pump(&self, state: &mut State, effects: &mut Effects, now: Timestamp) {
         self.expire(state, effects, now);
@@ -499,10 +447,7 @@ impl Unit {
     }
 
     fn acquire_slot(&self) -> bool {
-        let unit = self
-            .this
-            .upgrade()
-            .expect("a unit is only called through its Arc");
+        let unit = self.arc();
         self.host.slots.lock().try_acquire(&UnitKey(unit))
     }
 

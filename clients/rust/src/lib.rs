@@ -48,5 +48,5 @@ pub use repository::{IndexEntry, LoadRequest, ModelState};
 pub use retry::RetryPolicy;
 pub use stream::{InferReceiver, InferSender, InferStream, StreamOptions};
 pub use tensor::Tensor;
-pub use timing::{ColdStart, Stage};
+pub use timing::{ColdStart, RequestTiming, Stage, VersionColdStarts};
 pub use tonic::Code;

@@ -4,6 +4,7 @@ use crate::client::Client;
 use crate::datatype::DataType;
 use crate::error::ClientError;
 use crate::pb;
+use crate::timing::VersionColdStarts;
 
 /// What a server says about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -219,5 +220,26 @@ impl Client {
             stub.model_statistics(request).await
         });
         Ok(answer.await?.model_stats)
+    }
+
+    /// What waking a model took lately, per version; only Dormouse tells.
+    ///
+    /// ```no_run
+    /// # async fn example(client: dormouse_client::Client) -> Result<(), dormouse_client::ClientError> {
+    /// for version in client.cold_starts("bert", "").await? {
+    ///     for cold in version.cold_starts {
+    ///         println!("{} woke in {:?}", version.version, cold.total);
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn cold_starts(
+        &self,
+        model: &str,
+        version: &str,
+    ) -> Result<Vec<VersionColdStarts>, ClientError> {
+        let statistics = self.statistics(model, version).await?;
+        Ok(statistics.into_iter().map(Into::into).collect())
     }
 }

@@ -9,7 +9,7 @@ use dormouse_proto::inference as pb;
 use super::error::ConfigError;
 use super::resolve::ConfigDefaults;
 use super::suggest;
-use crate::spec::{GraphLevel, LifecycleSpec, SessionSpec};
+use crate::spec::{GraphLevel, KeepAliveSpec, LifecycleSpec, SessionSpec};
 
 const MAX_THREADS: u32 = 1024;
 const ARENA_SHRINKAGE: &str = "memory.enable_memory_arena_shrinkage";
@@ -17,10 +17,12 @@ const ARENA_SHRINKAGE: &str = "memory.enable_memory_arena_shrinkage";
 const CPU_ARENA: &str = "cpu:0";
 
 const KEEP_ALIVE: &str = "dormouse.keep_alive";
+const PARK_AFTER: &str = "dormouse.park_after";
 const LOAD: &str = "dormouse.load";
 const BATCHING: &str = "dormouse.batching";
 const OWN_PREFIX: &str = "dormouse.";
-const OWN: [&str; 3] = ["keep_alive", "load", "batching"];
+const WEIGHTS: &str = "dormouse.weights";
+const OWN: [&str; 5] = ["keep_alive", "park_after", "load", "batching", "weights"];
 
 const ENGINE: [&str; 6] = [
     "intra_op_thread_count",
@@ -47,6 +49,12 @@ pub(super) struct Parameters {
     /// Batch the model even though its rows influence each other.
     pub(super) force_batching: bool,
     pub(super) warnings: Vec<String>,
+}
+
+/// The safetensors file that a configuration names as its graph's weights (`dormouse.weights`).
+pub fn weights_file(config: &pb::ModelConfig) -> Option<&str> {
+    let parameter = config.parameters.get(WEIGHTS)?;
+    Some(&parameter.string_value)
 }
 
 /// Reads `parameters` and `optimization.graph`.
@@ -124,8 +132,11 @@ impl Parameter<'_> {
                 }));
             }
             KEEP_ALIVE => read.lifecycle.keep_alive = Some(self.keep_alive()?),
+            PARK_AFTER => read.lifecycle.park_after = Some(self.park_after()?),
             LOAD => read.lifecycle.eager = self.choice(["on_demand", "eager"])?,
             BATCHING => read.force_batching = self.choice(["auto", "force"])?,
+            // Whoever opens the graph asks for it by `weights_file`, and checks it against the files.
+            WEIGHTS => {}
             key if key.starts_with(OWN_PREFIX) => return Err(self.unknown()),
             key if key.starts_with("session.") => {
                 session
@@ -217,12 +228,25 @@ impl Parameter<'_> {
         }
     }
 
-    fn keep_alive(&self) -> Result<Option<Duration>, ConfigError> {
-        if self.value == "forever" {
+    fn keep_alive(&self) -> Result<KeepAliveSpec, ConfigError> {
+        Ok(match self.value {
+            "forever" => KeepAliveSpec::Forever,
+            "adaptive" => KeepAliveSpec::Adaptive,
+            "off" => KeepAliveSpec::Off,
+            value => KeepAliveSpec::For(duration(value).ok_or_else(|| {
+                self.invalid(
+                    "a duration such as '500ms', '30s', '5m', '2h', or 'adaptive', 'forever' or 'off'",
+                )
+            })?),
+        })
+    }
+
+    fn park_after(&self) -> Result<Option<Duration>, ConfigError> {
+        if self.value == "never" {
             return Ok(None);
         }
         duration(self.value).map(Some).ok_or_else(|| {
-            self.invalid("a duration such as '500ms', '30s', '5m', '2h', or 'forever'")
+            self.invalid("a duration such as '500ms', '30s', '5m', '2h', or 'never'")
         })
     }
 }

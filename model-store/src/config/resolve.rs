@@ -73,6 +73,7 @@ pub fn resolve(input: ResolveInput<'_>) -> Result<ModelSpec, ConfigError> {
     } = input;
     check_name(&model, &config)?;
     let mut warnings = unsupported::check(&model, &config)?;
+    warnings.extend(graph.warnings.iter().cloned());
     check_backend(&model, &config)?;
     let auto = AutoComplete {
         enabled: defaults.auto_complete,

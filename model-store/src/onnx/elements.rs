@@ -9,7 +9,7 @@ use crate::graph::GraphType;
 pub(super) const KEPT_VALUES: usize = 64;
 
 /// The type behind a number of `TensorProto.DataType`.
-pub(super) fn element_type(number: i32) -> GraphType {
+pub(crate) fn element_type(number: i32) -> GraphType {
     use GraphType::{Other, Tensor};
     match number {
         1 => Tensor(DataType::Fp32),
@@ -42,8 +42,42 @@ pub(super) fn element_type(number: i32) -> GraphType {
     }
 }
 
+/// ONNX's name of an element type.
+pub(crate) fn element_name(number: i32) -> &'static str {
+    match number {
+        1 => "float",
+        2 => "uint8",
+        3 => "int8",
+        4 => "uint16",
+        5 => "int16",
+        6 => "int32",
+        7 => "int64",
+        8 => "string",
+        9 => "bool",
+        10 => "float16",
+        11 => "double",
+        12 => "uint32",
+        13 => "uint64",
+        16 => "bfloat16",
+        _ => match element_type(number) {
+            GraphType::Other(name) => name,
+            GraphType::Tensor(datatype) => datatype.name(),
+        },
+    }
+}
+
+/// The number behind [`element_name`].
+pub(crate) fn element_number(name: &str) -> Option<i32> {
+    NUMBERS
+        .into_iter()
+        .find(|&number| element_name(number) == name)
+}
+
+/// Every element type there is.
+const NUMBERS: std::ops::RangeInclusive<i32> = 1..=26;
+
 /// Bytes a tensor's data takes outside the file, none where the type does not tell.
-pub(super) fn tensor_bytes(data_type: i32, dims: &[i64]) -> Option<u64> {
+pub(crate) fn tensor_bytes(data_type: i32, dims: &[i64]) -> Option<u64> {
     let bits = match element_type(data_type) {
         GraphType::Tensor(datatype) => 8 * datatype.element_size()? as u64,
         GraphType::Other(_) => match data_type {

@@ -55,6 +55,12 @@ impl ExternalEntries {
         }
     }
 
+    /// Whether it names a safetensors file and no place in it: the tensor's name tells the place.
+    pub(crate) fn names_a_tensor(&self) -> bool {
+        let location = self.location.as_deref().unwrap_or_default();
+        location.ends_with(".safetensors") && self.offset.is_none() && self.length.is_none()
+    }
+
     /// The reference, given how many bytes the tensor's shape and type need, where that is known.
     pub(crate) fn finish(self, needed: Option<u64>) -> Result<ExternalData, ExternalError> {
         let location = self.location.ok_or(ExternalError::NoLocation)?;

@@ -1,13 +1,15 @@
 //! Walks the messages of an ONNX file. Field numbers are those of `onnx.proto`.
 
+mod tensor;
+
 use std::collections::HashSet;
 
 use dormouse_core::shape::Shape;
 
-use super::elements::{KEPT_VALUES, element_type, small_values, tensor_bytes};
-use super::external::{ExternalEntries, shown};
+use super::elements::element_type;
 use super::nodes::{Attribute, Block, Constant, Function, NameId, Names, Node, Nodes, Value};
-use super::wire::{Field, Payload, ReadAt, Span, Wire};
+use super::sites::{InputSite, TensorSite, Walked};
+use super::wire::{Field, ReadAt, Span, Wire};
 use super::{
     GraphError, MAX_DIMENSIONS, MAX_FILE_BYTES, MAX_FUNCTIONS, MAX_INITIALIZERS, MAX_NESTING,
     MAX_NODES, MAX_OPSETS, MAX_SIGNATURE, MAX_TEXT_BYTES,
@@ -17,8 +19,8 @@ use crate::graph::{ExternalData, GraphSummary, GraphTensor, GraphType};
 /// Whole-number attributes longer than this are not axes or shapes.
 const KEPT_INTS: usize = 4_096;
 
-/// The summary, without what the operators tell about batches, and the operators.
-pub(super) fn read(source: &dyn ReadAt) -> Result<(GraphSummary, Nodes), GraphError> {
+/// Walks a file once.
+pub(super) fn read(source: &dyn ReadAt) -> Result<Walked, GraphError> {
     match source.size() {
         0 => return Err(GraphError::Empty),
         bytes if bytes > MAX_FILE_BYTES => return Err(GraphError::FileTooLarge { bytes }),
@@ -28,12 +30,14 @@ pub(super) fn read(source: &dyn ReadAt) -> Result<(GraphSummary, Nodes), GraphEr
         wire: Wire::new(source),
         names: Names::new(),
         external: Vec::new(),
+        sites: Vec::new(),
         depth: 0,
+        level: 0,
         nodes: 0,
         initializers: 0,
     };
     let model = walk.model()?;
-    let graph = model.graph.ok_or(GraphError::NoGraph)?;
+    let (graph_span, graph) = model.graph.ok_or(GraphError::NoGraph)?;
     let given: HashSet<NameId> = graph.block.constants.iter().map(|(id, _)| *id).collect();
     let mut summary = GraphSummary {
         ir_version: model.ir_version,
@@ -42,22 +46,30 @@ pub(super) fn read(source: &dyn ReadAt) -> Result<(GraphSummary, Nodes), GraphEr
         external: walk.external,
         ..GraphSummary::default()
     };
-    for ((id, _), tensor) in graph.block.inputs.iter().zip(graph.inputs) {
+    let mut input_sites = Vec::new();
+    for ((id, _), (tensor, field)) in graph.block.inputs.iter().zip(graph.inputs) {
         if given.contains(id) {
             summary.optional_inputs.push(tensor);
         } else {
             summary.inputs.push(tensor);
+            input_sites.push(InputSite { name: *id, field });
         }
     }
     let opset = standard_opset(&summary.opsets).unwrap_or(0);
-    let nodes = Nodes {
-        names: walk.names,
-        main: graph.block,
-        functions: model.functions,
-        opset,
-        fields: walk.wire.fields(),
-    };
-    Ok((summary, nodes))
+    Ok(Walked {
+        summary,
+        nodes: Nodes {
+            names: walk.names,
+            main: graph.block,
+            functions: model.functions,
+            opset,
+            fields: walk.wire.fields(),
+        },
+        tensors: walk.sites,
+        inputs: input_sites,
+        graph: graph_span,
+        node_count: walk.nodes,
+    })
 }
 
 fn standard_opset(opsets: &[(String, i64)]) -> Option<i64> {
@@ -70,7 +82,10 @@ struct Walk<'a> {
     wire: Wire<'a>,
     names: Names,
     external: Vec<ExternalData>,
+    sites: Vec<TensorSite>,
     depth: usize,
+    /// 1 in the main graph, more in what lies below it or beside it.
+    level: usize,
     nodes: u64,
     initializers: u64,
 }
@@ -79,15 +94,23 @@ struct Walk<'a> {
 struct Model {
     ir_version: i64,
     opsets: Vec<(String, i64)>,
-    graph: Option<Graph>,
+    graph: Option<(Span, Graph)>,
     functions: Vec<Function>,
 }
 
 #[derive(Default)]
 struct Graph {
     block: Block,
-    inputs: Vec<GraphTensor>,
+    /// With where the file declares them.
+    inputs: Vec<(GraphTensor, Span)>,
     outputs: Vec<GraphTensor>,
+}
+
+/// What a tensor belongs to.
+#[derive(Clone, Copy, PartialEq)]
+enum Holder {
+    Graph,
+    Node,
 }
 
 struct Tensor {
@@ -121,16 +144,16 @@ impl Walk<'_> {
             match field.number {
                 1 => model.ir_version = field.int64()?,
                 7 => {
-                    let graph = walk.graph(field.span()?)?;
+                    let graph = (field.span()?, walk.graph(field.span()?)?);
                     once(&mut model.graph, graph, "the graph", &field)?;
                 }
                 8 => {
                     let opset = walk.opset(field.span()?)?;
                     push(&mut model.opsets, opset, "operator sets", MAX_OPSETS)?;
                 }
-                20 => walk.training(field.span()?)?,
+                20 => walk.beside(|walk| walk.training(field.span()?))?,
                 25 => {
-                    let function = walk.function(field.span()?)?;
+                    let function = walk.beside(|walk| walk.function(field.span()?))?;
                     push(&mut model.functions, function, "functions", MAX_FUNCTIONS)?;
                 }
                 _ => {}
@@ -138,6 +161,17 @@ impl Walk<'_> {
             Ok(())
         })?;
         Ok(model)
+    }
+
+    /// Reads something whose tensors are not those of the main graph.
+    fn beside<T>(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<T, GraphError>,
+    ) -> Result<T, GraphError> {
+        self.level += 1;
+        let result = read(self);
+        self.level -= 1;
+        result
     }
 
     fn opset(&mut self, span: Span) -> Result<(String, i64), GraphError> {
@@ -211,18 +245,22 @@ impl Walk<'_> {
     }
 
     fn graph(&mut self, span: Span) -> Result<Graph, GraphError> {
+        self.beside(|walk| walk.graph_fields(span))
+    }
+
+    fn graph_fields(&mut self, span: Span) -> Result<Graph, GraphError> {
         let mut graph = Graph::default();
         self.message(span, |walk, field| {
             let block = &mut graph.block;
             match field.number {
                 1 => block.nodes.push(walk.node(field.span()?)?),
                 5 => {
-                    let tensor = walk.tensor(field.span()?)?;
+                    let tensor = walk.tensor(field.span()?, Holder::Graph)?;
                     block.constants.push((tensor.name, tensor.constant));
                     walk.count_initializer()?;
                 }
                 15 => {
-                    let tensor = walk.sparse_tensor(field.span()?)?;
+                    let tensor = walk.sparse_tensor(field.span()?, Holder::Graph)?;
                     block.constants.push((tensor.name, tensor.constant));
                     walk.count_initializer()?;
                 }
@@ -230,9 +268,13 @@ impl Walk<'_> {
                     let tensor = walk.value_info(field.span()?)?;
                     let rank = tensor.dims.as_ref().map(|dims| dims.len());
                     block.inputs.push((walk.names.id(&tensor.name), rank));
+                    let declared = Span {
+                        start: field.at,
+                        end: field.end,
+                    };
                     push(
                         &mut graph.inputs,
-                        tensor,
+                        (tensor, declared),
                         "inputs of a graph",
                         MAX_SIGNATURE,
                     )?;
@@ -280,6 +322,7 @@ impl Walk<'_> {
             });
         }
         let mut node = Node::default();
+        let before = self.sites.len();
         self.message(span, |walk, field| {
             match field.number {
                 1 => {
@@ -317,6 +360,13 @@ impl Walk<'_> {
             }
             Ok(())
         })?;
+        // A constant is known by the value it gives.
+        if let Some(&output) = node.outputs.first() {
+            let unnamed = self.sites[before..]
+                .iter_mut()
+                .filter(|site| site.name == 0);
+            unnamed.for_each(|site| site.name = output);
+        }
         Ok(node)
     }
 
@@ -337,20 +387,21 @@ impl Walk<'_> {
                 }
                 5 => {
                     first(&mut seen, &field, "an attribute's tensor")?;
-                    value = Value::Tensor(walk.tensor(field.span()?)?.constant);
+                    value = Value::Tensor(walk.tensor(field.span()?, Holder::Node)?.constant);
                 }
                 6 => {
                     first(&mut seen, &field, "an attribute's graph")?;
                     value = Value::Block(walk.graph(field.span()?)?.block);
                 }
                 8 => walk.integers(&field, ints.get_or_insert_default(), KEPT_INTS)?,
-                10 => drop(walk.tensor(field.span()?)?),
+                10 => drop(walk.tensor(field.span()?, Holder::Node)?),
                 11 => drop(walk.graph(field.span()?)?),
                 22 => {
                     first(&mut seen, &field, "an attribute's sparse tensor")?;
-                    value = Value::Tensor(walk.sparse_tensor(field.span()?)?.constant);
+                    value =
+                        Value::Tensor(walk.sparse_tensor(field.span()?, Holder::Node)?.constant);
                 }
-                23 => drop(walk.sparse_tensor(field.span()?)?),
+                23 => drop(walk.sparse_tensor(field.span()?, Holder::Node)?),
                 _ => {}
             }
             Ok(())
@@ -363,162 +414,6 @@ impl Walk<'_> {
             };
         }
         Ok(Attribute { name, value })
-    }
-
-    fn sparse_tensor(&mut self, span: Span) -> Result<Tensor, GraphError> {
-        let (mut values, mut indices) = (None, None);
-        let mut dims = Vec::new();
-        self.message(span, |walk, field| {
-            match field.number {
-                1 => {
-                    let tensor = walk.tensor(field.span()?)?;
-                    once(&mut values, tensor, "a sparse tensor's values", &field)?;
-                }
-                2 => {
-                    let tensor = walk.tensor(field.span()?)?;
-                    once(&mut indices, tensor, "a sparse tensor's indices", &field)?;
-                }
-                3 => walk.dimensions(&field, &mut dims)?,
-                _ => {}
-            }
-            Ok(())
-        })?;
-        Ok(Tensor {
-            // A sparse initializer has the name of its values.
-            name: values.map_or(0, |values| values.name),
-            constant: Constant {
-                rank: dims.len(),
-                values: None,
-            },
-        })
-    }
-
-    fn tensor(&mut self, span: Span) -> Result<Tensor, GraphError> {
-        let mut name = 0;
-        let mut dims = Vec::new();
-        let mut data_type = 0;
-        let mut located_outside = false;
-        let mut entries: Option<ExternalEntries> = None;
-        let mut values = Vec::new();
-        let mut raw = None;
-        self.message(span, |walk, field| {
-            match field.number {
-                1 => walk.dimensions(&field, &mut dims)?,
-                2 => data_type = field.int32()?,
-                // Packed data longer than any axes or shape could be stays unread.
-                5 | 7 if field.end - field.at <= 16 * KEPT_VALUES as u64 => {
-                    walk.integers(&field, &mut values, KEPT_VALUES)?;
-                }
-                8 => name = walk.name(&field)?,
-                9 => {
-                    let bytes = field.span()?;
-                    let limit = 8 * KEPT_VALUES as u64;
-                    // Anything longer is weights, and stays unread.
-                    if bytes.len() <= limit {
-                        raw = Some(walk.wire.bytes(bytes, "raw data", limit)?);
-                    }
-                }
-                13 => {
-                    let (key, value) = walk.entry(field.span()?)?;
-                    let entries = entries.get_or_insert_default();
-                    let pushed = entries.push(&key, &value);
-                    pushed.map_err(|cause| walk.external_error(name, cause))?;
-                }
-                // A value that the enum does not have leaves it as it was.
-                14 => match field.int32()? {
-                    DATA_IS_INSIDE => located_outside = false,
-                    DATA_IS_OUTSIDE => located_outside = true,
-                    _ => {}
-                },
-                _ => {}
-            }
-            Ok(())
-        })?;
-        if let Some(&dimension) = dims.iter().find(|&&dimension| dimension < 0) {
-            return Err(GraphError::Dimension {
-                tensor: shown(self.names.text(name).as_bytes()),
-                dimension,
-            });
-        }
-        if located_outside {
-            let needed = tensor_bytes(data_type, &dims);
-            let finished = entries.unwrap_or_default().finish(needed);
-            let data = finished.map_err(|cause| self.external_error(name, cause))?;
-            self.external.push(data);
-        }
-        let values = (!located_outside)
-            .then(|| small_values(data_type, &dims, raw, values))
-            .flatten();
-        Ok(Tensor {
-            name,
-            constant: Constant {
-                rank: dims.len(),
-                values,
-            },
-        })
-    }
-
-    fn external_error(&self, tensor: NameId, cause: super::ExternalError) -> GraphError {
-        GraphError::External {
-            tensor: shown(self.names.text(tensor).as_bytes()),
-            cause,
-        }
-    }
-
-    fn entry(&mut self, span: Span) -> Result<(Vec<u8>, Vec<u8>), GraphError> {
-        let mut entry = (Vec::new(), Vec::new());
-        self.message(span, |walk, field| {
-            let slot = match field.number {
-                1 => &mut entry.0,
-                2 => &mut entry.1,
-                _ => return Ok(()),
-            };
-            *slot = walk.wire.bytes(
-                field.span()?,
-                "a reference to external data",
-                MAX_TEXT_BYTES,
-            )?;
-            Ok(())
-        })?;
-        Ok(entry)
-    }
-
-    fn dimensions(&mut self, field: &Field, dims: &mut Vec<i64>) -> Result<(), GraphError> {
-        self.integers(field, dims, MAX_DIMENSIONS as usize)?;
-        if dims.len() as u64 > MAX_DIMENSIONS {
-            return Err(GraphError::TooMany {
-                what: "dimensions of a tensor",
-                limit: MAX_DIMENSIONS,
-            });
-        }
-        Ok(())
-    }
-
-    /// Appends a field of whole numbers, packed or not; stops one past `keep`.
-    fn integers(
-        &mut self,
-        field: &Field,
-        to: &mut Vec<i64>,
-        keep: usize,
-    ) -> Result<(), GraphError> {
-        match field.payload {
-            Payload::Varint(value) => {
-                if to.len() <= keep {
-                    to.push(value as i64);
-                }
-                Ok(())
-            }
-            Payload::Bytes(span) => {
-                let mut position = span.start;
-                while position < span.end && to.len() <= keep {
-                    self.wire.seek(position);
-                    to.push(self.wire.varint(span.end)? as i64);
-                    position = self.wire.position();
-                }
-                Ok(())
-            }
-            _ => field.span().map(drop),
-        }
     }
 
     fn value_info(&mut self, span: Span) -> Result<GraphTensor, GraphError> {
@@ -616,9 +511,6 @@ impl Walk<'_> {
     }
 }
 
-/// `TensorProto.DataLocation`: `DEFAULT` and `EXTERNAL`.
-const DATA_IS_INSIDE: i32 = 0;
-const DATA_IS_OUTSIDE: i32 = 1;
 /// Tree ensembles aside, nodes have few fields; concatenations of shards have some thousands.
 const MAX_FIELDS_OF_A_NODE: u64 = 65_536;
 

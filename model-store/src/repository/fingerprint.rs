@@ -1,9 +1,10 @@
 //! What tells one state of a model from another, without reading its files.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::MetadataExt;
 
 use super::RepositoryError;
-use super::folder::{EntryKind, Folder, Identity};
+use super::folder::{EntryKind, Folder};
 
 /// The most files and folders of one version.
 const MAX_FILES: usize = 10_000;
@@ -68,27 +69,27 @@ pub(super) fn of(
 }
 
 fn stamp(folder: &Folder, name: &str, path: String) -> Result<FileStamp, RepositoryError> {
-    let (identity, inode) = match folder {
+    match folder {
         Folder::Disk(dir) => {
             let metadata = dir.open_path(name)?.metadata();
-            let identity = Identity::of(&metadata.map_err(|cause| dir.io(name, cause))?);
-            (identity, (identity.device, identity.inode))
+            let metadata = metadata.map_err(|cause| dir.io(name, cause))?;
+            Ok(FileStamp {
+                path,
+                size: metadata.len(),
+                modified: (metadata.mtime(), metadata.mtime_nsec()),
+                inode: (metadata.dev(), metadata.ino()),
+            })
         }
         Folder::Memory(memory) => {
             let content = memory.files.get(&format!("{}{name}", memory.prefix));
             let mut hasher = DefaultHasher::new();
             content.hash(&mut hasher);
-            let identity = Identity {
+            Ok(FileStamp {
+                path,
                 size: content.map_or(0, |content| content.len() as u64),
-                ..Identity::default()
-            };
-            (identity, (0, hasher.finish()))
+                modified: (0, 0),
+                inode: (0, hasher.finish()),
+            })
         }
-    };
-    Ok(FileStamp {
-        path,
-        size: identity.size,
-        modified: identity.modified,
-        inode,
-    })
+    }
 }

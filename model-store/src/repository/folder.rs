@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use super::RepositoryError;
 use super::beneath::Dir;
@@ -136,7 +137,7 @@ impl Folder {
                     let found = describe(&metadata);
                     return Err(RepositoryError::NotRegular { path, found });
                 }
-                let identity = Identity::of(&metadata);
+                let identity = FileIdentity::of(&metadata);
                 Ok(OpenFile {
                     path,
                     links: metadata.nlink(),
@@ -152,14 +153,26 @@ impl Folder {
                 Ok(OpenFile {
                     path,
                     links: 1,
-                    identity: Identity {
+                    identity: FileIdentity {
                         size: bytes.len() as u64,
-                        ..Identity::default()
+                        ..FileIdentity::default()
                     },
                     content: Content::Memory(bytes.clone()),
                 })
             }
         }
+    }
+
+    /// Opens a file of data beside a graph: a regular one with one name.
+    pub(super) fn data_file(&self, relative: &str) -> Result<OpenFile, RepositoryError> {
+        let file = self.file(relative)?;
+        if file.links != 1 {
+            return Err(RepositoryError::HardLinked {
+                links: file.links,
+                path: file.path,
+            });
+        }
+        Ok(file)
     }
 
     /// A path below this folder as messages show it.
@@ -172,31 +185,43 @@ impl Folder {
 }
 
 /// What tells one state of a file from another.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Identity {
-    pub(super) device: u64,
-    pub(super) inode: u64,
-    pub(super) size: u64,
-    pub(super) modified: (i64, i64),
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct FileIdentity {
+    pub device: u64,
+    pub inode: u64,
+    pub size: u64,
+    /// When its content last changed, in nanoseconds since 1970.
+    pub modified_ns: i64,
+    /// When its content, its name or its owner last changed: nobody can set this one back.
+    pub changed_ns: i64,
 }
 
-impl Identity {
-    pub(super) fn of(metadata: &Metadata) -> Self {
+impl FileIdentity {
+    /// Of the file that this was asked of.
+    pub fn of(metadata: &Metadata) -> Self {
+        let since_1970 = |seconds: i64, nanoseconds: i64| {
+            seconds
+                .saturating_mul(1_000_000_000)
+                .saturating_add(nanoseconds)
+        };
         Self {
             device: metadata.dev(),
             inode: metadata.ino(),
             size: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            modified_ns: since_1970(metadata.mtime(), metadata.mtime_nsec()),
+            changed_ns: since_1970(metadata.ctime(), metadata.ctime_nsec()),
         }
     }
 }
 
 /// A regular file, open; its size and kind are those of the open file.
 #[derive(Debug)]
-pub(super) struct OpenFile {
+pub struct OpenFile {
     pub(super) path: String,
     pub(super) links: u64,
-    pub(super) identity: Identity,
+    pub(super) identity: FileIdentity,
     content: Content,
 }
 
@@ -220,8 +245,30 @@ impl ReadAt for OpenFile {
 }
 
 impl OpenFile {
+    /// The file's path relative to the repository.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// What the file was like when it was opened; none for one that was handed over in memory,
+    /// which nothing outside tells from another.
+    pub fn identity(&self) -> Option<FileIdentity> {
+        match self.content {
+            Content::Disk(_) => Some(self.identity),
+            Content::Memory(_) => None,
+        }
+    }
+
+    /// The file behind it; none for one that was handed over in memory.
+    pub fn as_file(&self) -> Option<&File> {
+        match &self.content {
+            Content::Disk(file) => Some(file),
+            Content::Memory(_) => None,
+        }
+    }
+
     /// Reads the whole file; fails when it changes meanwhile.
-    pub(super) fn read(&self) -> Result<Vec<u8>, RepositoryError> {
+    pub fn read(&self) -> Result<Vec<u8>, RepositoryError> {
         let size = self.identity.size;
         let file = match &self.content {
             Content::Memory(bytes) => return Ok(bytes.to_vec()),
@@ -252,17 +299,17 @@ impl OpenFile {
     }
 
     /// Fails when the open file is no longer what it was when it was opened.
-    pub(super) fn unchanged(&self) -> Result<(), RepositoryError> {
+    pub fn unchanged(&self) -> Result<(), RepositoryError> {
         if let Content::Disk(file) = &self.content {
             let metadata = file.metadata().map_err(|cause| self.failed(cause))?;
-            if Identity::of(&metadata) != self.identity {
+            if FileIdentity::of(&metadata) != self.identity {
                 return Err(self.changed());
             }
         }
         Ok(())
     }
 
-    pub(super) fn changed(&self) -> RepositoryError {
+    pub(crate) fn changed(&self) -> RepositoryError {
         RepositoryError::Changed {
             path: self.path.clone(),
         }
@@ -291,7 +338,7 @@ impl OpenFile {
             })
     }
 
-    fn failed(&self, cause: io::Error) -> RepositoryError {
+    pub(crate) fn failed(&self, cause: io::Error) -> RepositoryError {
         RepositoryError::Io {
             path: self.path.clone(),
             cause,

@@ -7,12 +7,15 @@
 
 pub mod admission;
 pub mod batch;
+pub mod budget;
 pub mod code;
 pub mod datatype;
 pub mod dispatch;
 pub mod id;
+pub mod keep_alive;
 pub mod lifecycle;
 pub mod order;
 pub mod profile;
 pub mod shape;
 pub mod time;
+pub mod upgrade;

@@ -1,4 +1,4 @@
-//! The life of one model version: cold, loading, warm, closing, and for good: retired.
+//! The life of one model version: cold, loading, warm, parked, closing, and for good: retired.
 //!
 //! The driver reports what happened, performs the returned [`Action`] and reports its end. It
 //! calls [`Lifecycle::poll`] after every event that may have emptied the queue or ended a run,
@@ -6,27 +6,59 @@
 //!
 //! A model is asked for ([`Lifecycle::demand`]) before its request is queued. When a load fails
 //! the driver answers everything that waits: a failed model has no queue.
+//!
+//! How far and how soon an idle model goes down, and whether it comes back ahead of its next
+//! call, is its [`IdlePlan`]; [`crate::keep_alive`] makes one from what was observed.
 
 use std::time::Duration;
 
 use crate::time::Timestamp;
 
-/// How long a model stays warm without use, and how soon a failed load is tried again.
+/// How a model goes down, and how soon a failed load is tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LifecyclePolicy {
-    /// Time without use after which the session is closed; `None` keeps it for ever.
-    pub keep_alive: Option<Duration>,
+    /// The plan until [`Lifecycle::set_plan`] gives another.
+    pub plan: IdlePlan,
     /// Pause after the first failed load; doubles with every further one.
     pub retry_backoff: Duration,
     /// The longest pause between two attempts to load.
     pub retry_backoff_max: Duration,
 }
 
+/// What becomes of a model that nobody uses; the default keeps it warm for ever.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IdlePlan {
+    /// Time without use after which the model is parked; `None` leaves it warm.
+    pub park_after: Option<Duration>,
+    /// Time without use after which the session is closed; `None` keeps it for ever.
+    pub close_after: Option<Duration>,
+    /// The call that is expected next: a closed model is loaded ahead of it.
+    pub prewarm: Option<Prewarm>,
+}
+
+/// When a closed model is loaded before anybody asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prewarm {
+    /// Time after the last use at which the load starts; without effect on a model that is not
+    /// cold then.
+    pub at: Duration,
+    /// How long the loaded model is held for the call it was loaded for, in place of
+    /// `close_after`.
+    pub hold: Duration,
+}
+
+impl IdlePlan {
+    /// Keeps the model warm for `keep_alive` without use, then closes it.
+    pub const fn close_after(keep_alive: Option<Duration>) -> Self {
+        Self {
+            park_after: None,
+            close_after: keep_alive,
+            prewarm: None,
+        }
+    }
+}
+
 /// Where a model version stands.
-///
-/// Stages of a gradual exit (session kept but weights dropped, weights kept but device left)
-/// belong between `Warm` and `Closing`: each is entered by `poll` when its own timer has passed,
-/// is left upwards by `demand`, and answers `Demand::Wait` while its resources come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Holds nothing; the next demand starts a load.
@@ -35,6 +67,8 @@ pub enum Stage {
     Loading,
     /// Has a session and may run.
     Warm,
+    /// Has a session but gave up what comes back by itself; the next demand makes it warm.
+    Parked,
     /// The session is being closed.
     Closing,
     /// The last load failed; demand is refused until `retry_at`.
@@ -61,10 +95,42 @@ pub enum Demand {
 /// What the driver has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Load the model, then report `loaded` or `load_failed`.
+    /// Load the model, then report `loaded`, `load_failed` or `load_abandoned`.
     StartLoad,
+    /// Drop the packed session and the weights' pages, then report `parked`. The session that
+    /// stays may be given runs at any moment meanwhile.
+    Park,
     /// Close the session, then report `closed`.
     CloseSession,
+}
+
+/// How far an idle model is to go down when its memory is needed elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum How {
+    /// Keeps the session, gives up packed copies and the weights' pages.
+    Park,
+    /// Gives up everything.
+    Close,
+}
+
+/// Loads that were started ahead of a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrewarmCount {
+    /// Started ahead of an expected call.
+    pub started: u32,
+    /// Of these, ended before anybody called.
+    pub wasted: u32,
+}
+
+/// What is known about the load ahead of the next call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Anticipation {
+    /// No call is expected: there was none yet, or the last expectation was wrong.
+    Idle,
+    /// The plan's pre-warming applies to the next time the model is cold.
+    Armed,
+    /// The model is being loaded, or is held, for a call that has not come.
+    Holding,
 }
 
 /// The state machine of one model version.
@@ -78,7 +144,13 @@ pub struct Lifecycle {
     occupied: bool,
     /// Somebody asked for the model while its session was being closed.
     wanted: bool,
-    /// Last demand, load, start or end of a run: the keep-alive counts from here.
+    /// The driver has not yet reported the end of parking.
+    parking: bool,
+    anticipation: Anticipation,
+    prewarms: PrewarmCount,
+    /// Last demand, or start or end of a run: pre-warming counts from here.
+    last_use: Timestamp,
+    /// Last use, or end of a load: the timers of an idle model count from here.
     last_activity: Timestamp,
     /// Loads failed since the last success.
     failures: u32,
@@ -94,6 +166,10 @@ impl Lifecycle {
             running: 0,
             occupied: false,
             wanted: false,
+            parking: false,
+            anticipation: Anticipation::Idle,
+            prewarms: PrewarmCount::default(),
+            last_use: Timestamp::ZERO,
             last_activity: Timestamp::ZERO,
             failures: 0,
         }
@@ -109,12 +185,51 @@ impl Lifecycle {
         self.retiring
     }
 
+    /// Whether the model has a session that nothing uses, so that it could be evicted.
+    pub fn is_idle(&self) -> bool {
+        matches!(self.stage, Stage::Warm | Stage::Parked)
+            && self.running == 0
+            && !self.occupied
+            && !self.parking
+    }
+
+    /// Whether what parking drops is still being dropped.
+    pub fn is_parking(&self) -> bool {
+        self.parking
+    }
+
+    /// Whether the model is being loaded, or held, for a call that has not come yet.
+    pub fn is_anticipating(&self) -> bool {
+        self.anticipation == Anticipation::Holding
+    }
+
+    /// The loads that were started ahead of a call.
+    pub fn prewarms(&self) -> PrewarmCount {
+        self.prewarms
+    }
+
+    /// The last time somebody used the model.
+    pub fn last_use(&self) -> Timestamp {
+        self.last_use
+    }
+
+    /// What becomes of the model when nobody uses it.
+    pub fn plan(&self) -> IdlePlan {
+        self.policy.plan
+    }
+
+    /// Changes what becomes of the model when nobody uses it; `wake_at` changes with it.
+    pub fn set_plan(&mut self, plan: IdlePlan) {
+        self.policy.plan = plan;
+    }
+
     /// A request, a warm-up or an eager load wants the model.
     pub fn demand(&mut self, now: Timestamp) -> Demand {
         if self.retiring {
             return Demand::Retired;
         }
-        self.last_activity = now;
+        self.used(now);
+        self.anticipation = Anticipation::Armed;
         match self.stage {
             Stage::Cold => {
                 self.stage = Stage::Loading;
@@ -122,6 +237,10 @@ impl Lifecycle {
             }
             Stage::Loading => Demand::Wait,
             Stage::Warm => Demand::Run,
+            Stage::Parked => {
+                self.stage = Stage::Warm;
+                Demand::Run
+            }
             Stage::Closing => {
                 self.wanted = true;
                 Demand::Wait
@@ -145,7 +264,7 @@ impl Lifecycle {
         self.failures = 0;
         self.last_activity = now;
         if self.retiring && !self.occupied {
-            return Some(self.close());
+            return Some(self.close(now));
         }
         self.stage = Stage::Warm;
         None
@@ -167,6 +286,7 @@ impl Lifecycle {
             .min(self.policy.retry_backoff_max);
         let retry_at = now + backoff;
         self.occupied = false;
+        self.give_up_expectation();
         self.stage = if self.retiring {
             Stage::Retired
         } else {
@@ -175,30 +295,86 @@ impl Lifecycle {
         retry_at
     }
 
+    /// The driver did not carry out a load that was only started ahead of a call, for instance
+    /// because no memory is free for it; starts it after all when somebody came meanwhile.
+    pub fn load_abandoned(&mut self, queued: usize) -> Option<Action> {
+        debug_assert_eq!(
+            self.stage,
+            Stage::Loading,
+            "a load was abandoned that nobody started"
+        );
+        self.occupied = queued > 0;
+        let unwanted = self.anticipation == Anticipation::Holding || self.retiring;
+        if self.occupied || !unwanted {
+            return Some(Action::StartLoad);
+        }
+        if self.anticipation == Anticipation::Holding {
+            // It was never carried out, so it was not in vain either.
+            self.anticipation = Anticipation::Idle;
+            self.prewarms.started = self.prewarms.started.saturating_sub(1);
+        }
+        self.stage = if self.retiring {
+            Stage::Retired
+        } else {
+            Stage::Cold
+        };
+        None
+    }
+
     /// A batch went to the session.
     pub fn run_started(&mut self, now: Timestamp) {
         debug_assert_eq!(self.stage, Stage::Warm, "only a warm model runs");
         self.running += 1;
-        self.last_activity = now;
+        self.used(now);
     }
 
     /// A batch came back from the session, whatever its outcome.
     pub fn run_finished(&mut self, now: Timestamp) {
         debug_assert!(self.running > 0, "a run ended that nobody started");
         self.running = self.running.saturating_sub(1);
-        self.last_activity = now;
+        self.used(now);
         // The queue has moved since it was last heard of: ask again.
         self.occupied = false;
     }
 
-    /// Closes a session that has been idle for its keep-alive, or is drained while retiring.
+    /// Takes the next step of the plan that is due: park, close, or load ahead of a call; closes
+    /// a drained session that retires.
     pub fn poll(&mut self, now: Timestamp, queued: usize) -> Option<Action> {
         self.occupied = queued > 0;
-        if self.stage != Stage::Warm || self.running > 0 || self.occupied {
+        if self.stage == Stage::Cold {
+            return self.prewarm(now);
+        }
+        if !self.is_idle() {
             return None;
         }
-        let expired = self.idle_until().is_some_and(|until| now >= until);
-        (self.retiring || expired).then(|| self.close())
+        let due = |at: Option<Timestamp>| at.is_some_and(|at| now >= at);
+        if self.retiring || due(self.close_at()) {
+            Some(self.close(now))
+        } else if due(self.park_at()) {
+            Some(self.park())
+        } else {
+            None
+        }
+    }
+
+    /// Sends an idle model down because its memory is needed elsewhere; `None` when it is in use
+    /// or holds no more than asked.
+    pub fn evict(&mut self, now: Timestamp, queued: usize, how: How) -> Option<Action> {
+        self.occupied = queued > 0;
+        if !self.is_idle() {
+            return None;
+        }
+        match (how, self.stage) {
+            (How::Close, _) => Some(self.close(now)),
+            (How::Park, Stage::Warm) => Some(self.park()),
+            (How::Park, _) => None,
+        }
+    }
+
+    /// Parking has ended, whether or not somebody came meanwhile; to be followed by `poll`.
+    pub fn parked(&mut self) {
+        debug_assert!(self.parking, "parking ended that nobody started");
+        self.parking = false;
     }
 
     /// The session is closed; loads again when somebody came meanwhile.
@@ -236,31 +412,91 @@ impl Lifecycle {
                 self.stage = Stage::Retired;
                 None
             }
-            Stage::Warm => self.poll(now, queued),
+            Stage::Warm | Stage::Parked => self.poll(now, queued),
             Stage::Loading | Stage::Closing | Stage::Retired => None,
         }
     }
 
     /// When `poll` next matters, if no event comes before.
     pub fn wake_at(&self) -> Option<Timestamp> {
-        // What runs or waits produces an event of its own; a timer in the past would only spin.
-        if self.stage != Stage::Warm || self.running > 0 || self.occupied {
+        if self.stage == Stage::Cold {
+            return self.prewarm_at();
+        }
+        // What runs, waits or parks produces an event of its own; a timer in the past would only
+        // spin.
+        if !self.is_idle() {
             return None;
         }
         if self.retiring {
             return Some(self.last_activity);
         }
-        self.idle_until()
+        [self.park_at(), self.close_at()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
-    fn idle_until(&self) -> Option<Timestamp> {
-        Some(self.last_activity + self.policy.keep_alive?)
+    fn used(&mut self, now: Timestamp) {
+        self.last_use = now;
+        self.last_activity = now;
     }
 
-    fn close(&mut self) -> Action {
+    fn park_at(&self) -> Option<Timestamp> {
+        match self.stage {
+            Stage::Warm => Some(self.last_activity + self.policy.plan.park_after?),
+            _ => None,
+        }
+    }
+
+    fn close_at(&self) -> Option<Timestamp> {
+        let plan = &self.policy.plan;
+        let after = match (self.anticipation, plan.prewarm) {
+            (Anticipation::Holding, Some(prewarm)) => Some(prewarm.hold),
+            _ => plan.close_after,
+        };
+        Some(self.last_activity + after?)
+    }
+
+    fn prewarm_at(&self) -> Option<Timestamp> {
+        if self.retiring || self.anticipation != Anticipation::Armed {
+            return None;
+        }
+        Some(self.last_use + self.policy.plan.prewarm?.at)
+    }
+
+    fn prewarm(&mut self, now: Timestamp) -> Option<Action> {
+        if self.prewarm_at().is_none_or(|at| now < at) {
+            return None;
+        }
+        self.stage = Stage::Loading;
+        self.anticipation = Anticipation::Holding;
+        self.prewarms.started = self.prewarms.started.saturating_add(1);
+        Some(Action::StartLoad)
+    }
+
+    fn park(&mut self) -> Action {
+        self.stage = Stage::Parked;
+        self.parking = true;
+        Action::Park
+    }
+
+    fn close(&mut self, now: Timestamp) -> Action {
+        // A model that is closed after the time for its pre-warming would come straight back.
+        if self.prewarm_at().is_some_and(|at| now >= at) {
+            self.anticipation = Anticipation::Idle;
+        }
+        self.give_up_expectation();
         self.stage = Stage::Closing;
         self.wanted = false;
         Action::CloseSession
+    }
+
+    /// Nobody came: the same expectation is not acted on a second time.
+    fn give_up_expectation(&mut self) {
+        if self.anticipation == Anticipation::Holding {
+            self.anticipation = Anticipation::Idle;
+            self.prewarms.wasted = self.prewarms.wasted.saturating_add(1);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod infer;
 mod listing;
 mod tensors;
+mod timeline;
 
 use std::time::Duration;
 
@@ -47,6 +48,18 @@ pub struct ConnectionArgs {
     /// How to show it [default: table on a terminal, json otherwise]
     #[arg(long, value_enum, global = true)]
     pub format: Option<OutputFormat>,
+    /// The same as --format json
+    #[arg(long, global = true, conflicts_with = "format")]
+    pub json: bool,
+}
+
+impl ConnectionArgs {
+    fn format(&self) -> Option<OutputFormat> {
+        if self.json {
+            return Some(OutputFormat::Json);
+        }
+        self.format
+    }
 }
 
 /// Load a model, or load it again.
@@ -99,7 +112,7 @@ impl Reply {
 /// or the model is not (an error returned here means 1, too), and 2 when the command makes no
 /// sense.
 pub async fn run(command: ClientCommand) -> anyhow::Result<u8> {
-    let screen = Screen::of_stdout(command.connection().format);
+    let screen = Screen::of_stdout(command.connection().format());
     match execute(command, &screen).await {
         Ok(reply) => {
             output::print(&reply.text).context("cannot write the result")?;

@@ -71,6 +71,32 @@ fn known(name: &str) -> Result<(), Status> {
     }
 }
 
+/// A cold start so many seconds after the first one.
+fn cold_start(seconds: u64) -> pb::ColdStart {
+    let stage = |name: &str, lane, [start, duration]: [u64; 2], bytes| pb::cold_start::Stage {
+        name: name.to_owned(),
+        lane,
+        start_ns: start * 1_000_000,
+        duration_ns: duration * 1_000_000,
+        bytes,
+        running: false,
+    };
+    pb::ColdStart {
+        kind: "prepared".to_owned(),
+        ahead: seconds == 0,
+        started_unix_ns: (1_700_000_000 + seconds) * 1_000_000_000,
+        total_ns: 20_000_000,
+        bytes: 60_000_000,
+        overlap_ns: 10_000_000,
+        stages: vec![
+            stage("map", 0, [0, 2], 0),
+            stage("populate", 0, [2, 12], 60_000_000),
+            stage("session", 1, [2, 18], 0),
+            stage("first-run", 0, [20, 20], 0),
+        ],
+    }
+}
+
 macro_rules! unimplemented_calls {
     ($($call:ident($request:ident) -> $response:ident;)*) => {
         #[tonic::async_trait]
@@ -157,14 +183,26 @@ macro_rules! unimplemented_calls {
 
             async fn model_statistics(
                 &self,
-                _: Request<pb::ModelStatisticsRequest>,
+                request: Request<pb::ModelStatisticsRequest>,
             ) -> Result<Response<pb::ModelStatisticsResponse>, Status> {
+                let version = request.into_inner().version;
+                // Version 2 sleeps, version 3 is of a server that tells nothing.
+                let cold_starts = match version.as_str() {
+                    "" | "1" => vec![cold_start(0), cold_start(30)],
+                    _ => Vec::new(),
+                };
+                let [version, runs] = match version.as_str() {
+                    "2" => ["2", "0"],
+                    "3" => ["3", "4"],
+                    _ => ["1", "4"],
+                };
                 let duration = |count, ns| Some(pb::StatisticDuration { count, ns });
                 let model = pb::ModelStatistics {
                     name: "add".to_owned(),
-                    version: "1".to_owned(),
+                    version: version.to_owned(),
                     inference_count: 6,
-                    execution_count: 4,
+                    execution_count: runs.parse().expect("a number"),
+                    cold_starts,
                     inference_stats: Some(pb::InferStatistics {
                         success: duration(4, 8_000_000),
                         queue: duration(4, 400_000),

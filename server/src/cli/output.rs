@@ -1,11 +1,9 @@
 //! What commands print: tables for people, JSON for programs.
 
-use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
 use std::time::Duration;
 
 use comfy_table::{ContentArrangement, Table, presets};
-use dormouse_client::ColdStart;
 
 /// Below this many columns a table cannot be arranged so that it can be read.
 const NARROWEST: u16 = 40;
@@ -23,8 +21,11 @@ pub enum OutputFormat {
 #[derive(Clone, Copy, Debug)]
 pub struct Screen {
     pub format: OutputFormat,
-    /// Whether somebody watches: lines are kept short and may use more than ASCII.
+    /// Whether somebody watches: lines are kept short.
     pub terminal: bool,
+    /// Whether it shows more than ASCII.
+    pub unicode: bool,
+    pub colour: bool,
     /// How many characters fit a line; none when that does not matter.
     pub width: Option<u16>,
 }
@@ -41,6 +42,9 @@ impl Screen {
         Self {
             format: chosen.unwrap_or(by_default),
             terminal,
+            unicode: terminal && is_utf8(|name| std::env::var(name).ok()),
+            // A variable that is set to nothing is as good as none.
+            colour: terminal && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty()),
             // A terminal that does not know its size says 0.
             width: terminal
                 .then(|| Table::new().width())
@@ -71,7 +75,7 @@ impl Screen {
         let place = |part: f64| part.clamp(0.0, 1.0) * WIDTH;
         let from = (place(from).floor() as usize).min(WIDTH as usize - 1);
         let to = (place(to).round() as usize).max(from + 1);
-        let mark = if self.terminal { '█' } else { '#' };
+        let mark = if self.unicode { '█' } else { '#' };
         let mut bar = " ".repeat(from);
         bar.extend(std::iter::repeat_n(mark, to - from));
         bar
@@ -80,30 +84,6 @@ impl Screen {
     /// A bar as long as the part of the whole.
     pub fn share(&self, part: u64, whole: u64) -> String {
         self.bar(0.0, part as f64 / whole.max(1) as f64)
-    }
-
-    /// The stages of a cold start as a waterfall.
-    pub fn waterfall(&self, cold: &ColdStart) -> String {
-        let mut text = String::new();
-        let names = cold.stages.iter().map(|stage| stage.name.chars().count());
-        let width = names.max().unwrap_or(0).max("total".len());
-        let mut line = |name: &str, start: Duration, length: Duration| {
-            let whole = cold.total.as_secs_f64().max(f64::MIN_POSITIVE);
-            let [from, to] = [start, start + length].map(|at| at.as_secs_f64() / whole);
-            let bar = self.bar(from, to);
-            let length = duration(length);
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "  {name:<width$}  {length:>9}  {bar}");
-        };
-        let mut after = Duration::ZERO;
-        for stage in &cold.stages {
-            // Without a start the stages are drawn one after the other.
-            let start = stage.start.unwrap_or(after);
-            line(&stage.name, start, stage.duration);
-            after = start + stage.duration;
-        }
-        line("total", Duration::ZERO, cold.total);
-        text
     }
 }
 
@@ -140,6 +120,22 @@ pub fn duration(duration: Duration) -> String {
     format!("{value:.digits$} {unit}")
 }
 
+/// Three significant digits and a unit: `418 MB`.
+pub fn size(bytes: f64) -> String {
+    let (value, unit) = match bytes {
+        b if b < 999.5 => return format!("{b:.0} B"),
+        b if b < 999.5e3 => (b / 1e3, "kB"),
+        b if b < 999.5e6 => (b / 1e6, "MB"),
+        b => (b / 1e9, "GB"),
+    };
+    let digits = match value {
+        v if v < 9.995 => 2,
+        v if v < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$} {unit}")
+}
+
 /// Megabytes, as the memory of a process is told: `105.3 MB`.
 pub fn megabytes(bytes: u64) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
@@ -157,8 +153,19 @@ pub fn print(text: &str) -> io::Result<()> {
     }
 }
 
+/// Whether the user's locale shows UTF-8. The first of these that is set decides; none set means
+/// that nobody chose, and terminals of today show UTF-8.
+fn is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let names = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter();
+    let chosen = names.filter_map(variable).find(|value| !value.is_empty());
+    chosen.is_none_or(|locale| {
+        let locale = locale.to_ascii_lowercase();
+        locale.contains("utf-8") || locale.contains("utf8")
+    })
+}
+
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use expect_test::expect;
 
     use super::*;
@@ -166,6 +173,8 @@ mod tests {
     pub(crate) const PLAIN: Screen = Screen {
         format: OutputFormat::Table,
         terminal: false,
+        unicode: false,
+        colour: false,
         width: None,
     };
 
@@ -181,32 +190,27 @@ mod tests {
     }
 
     #[test]
-    fn stages_without_a_start_follow_each_other() {
-        let cold = ColdStart::parse("load;dur=20, read;dur=5, session;dur=15").unwrap();
+    fn sizes_have_three_digits() {
+        let shown = [0.0, 999.0, 1_000.0, 4_096.0, 418e6, 1.34e9, 2e12].map(size);
         let expected = [
-            "  read       5.00 ms  ##########",
-            "  session    15.0 ms            ##############################",
-            "  total      20.0 ms  ########################################",
+            "0 B", "999 B", "1.00 kB", "4.10 kB", "418 MB", "1.34 GB", "2000 GB",
         ];
-        assert_eq!(PLAIN.waterfall(&cold), expected.join("\n") + "\n");
+        assert_eq!(shown, expected);
     }
 
     #[test]
-    fn stages_with_a_start_may_overlap() {
-        let cold = ColdStart::parse("load;dur=20, read;dur=15;start=0, environment;dur=10;start=0")
-            .unwrap();
-        let expected = [
-            "  read           15.0 ms  ##############################",
-            "  environment    10.0 ms  ####################",
-            "  total          20.0 ms  ########################################",
-        ];
-        assert_eq!(PLAIN.waterfall(&cold), expected.join("\n") + "\n");
-    }
-
-    #[test]
-    fn a_stage_of_no_time_is_still_seen() {
-        let cold = ColdStart::parse("load;dur=0, read;dur=0").unwrap();
-        assert!(PLAIN.waterfall(&cold).contains("read           0  #\n"));
+    fn the_locale_decides_about_more_than_ascii() {
+        let of = |set: &[(&str, &str)]| {
+            is_utf8(|name| {
+                let found = set.iter().find(|(variable, _)| *variable == name);
+                found.map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert!(of(&[]));
+        assert!(of(&[("LANG", "de_DE.UTF-8")]));
+        assert!(of(&[("LC_ALL", ""), ("LC_CTYPE", "C.utf8"), ("LANG", "C")]));
+        assert!(!of(&[("LC_ALL", "C"), ("LANG", "de_DE.UTF-8")]));
+        assert!(!of(&[("LANG", "POSIX")]));
     }
 
     #[test]

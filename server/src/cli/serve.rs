@@ -7,7 +7,8 @@ use clap::Args;
 use dormouse_core::id::ByteSize;
 
 use crate::config::LogFormat;
-use crate::config::file::{ControlModeName, KeepAlive};
+use crate::config::file::ControlModeName;
+use crate::config::wake::WakeArgs;
 
 /// Flags of `dormouse serve`. A flag wins over its environment variable, that over the file.
 #[derive(Args, Clone, Debug, Default)]
@@ -55,14 +56,6 @@ pub struct ServeArgs {
         help_heading = "Models"
     )]
     pub repository_poll_secs: Option<u64>,
-    /// How long an idle model stays loaded, such as 30s, 5m or forever [default: 5m]
-    #[arg(
-        long,
-        value_name = "DURATION",
-        env = "DORMOUSE_KEEP_ALIVE",
-        help_heading = "Models"
-    )]
-    pub keep_alive: Option<KeepAlive>,
     /// Models loading at the same time [default: 4]
     #[arg(
         long,
@@ -101,6 +94,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = "Models")]
     pub onnxruntime_library: Option<PathBuf>,
 
+    #[command(flatten)]
+    pub wake: WakeArgs,
+
     /// Ready only while every model that was asked to be loaded is [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, env = "DORMOUSE_STRICT_READINESS", help_heading = "Start and stop")]
     pub strict_readiness: Option<bool>,
@@ -118,6 +114,10 @@ pub struct ServeArgs {
     /// How long to go on serving after SIGTERM while reporting not ready [default: 0s]
     #[arg(long, value_name = "DURATION", env = "DORMOUSE_DRAIN_DELAY", value_parser = humantime::parse_duration, help_heading = "Start and stop")]
     pub drain_delay: Option<Duration>,
+    /// End the process when nobody called for this long, such as 10m; with socket activation the
+    /// next connection starts it again
+    #[arg(long, value_name = "DURATION", env = "DORMOUSE_EXIT_WHEN_IDLE", value_parser = humantime::parse_duration, help_heading = "Start and stop")]
+    pub exit_when_idle: Option<Duration>,
 
     /// Serve HTTP [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, env = "DORMOUSE_ALLOW_HTTP", help_heading = "Listeners")]
@@ -227,7 +227,7 @@ pub struct ServeArgs {
 }
 
 /// Triton's spellings of a boolean.
-fn parse_bool(text: &str) -> Result<bool, String> {
+pub(crate) fn parse_bool(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "1" | "on" => Ok(true),
         "false" | "0" | "off" => Ok(false),

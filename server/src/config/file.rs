@@ -5,8 +5,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use dormouse_core::id::ByteSize;
+use dormouse_model_store::spec::KeepAliveSpec;
 use serde::{Deserialize, Deserializer};
 
+use super::wake::{LifecycleSection, StoreSection};
+use super::webhooks::WebhookSection;
 use super::{ConfigError, LogFormat};
 
 /// A server's configuration file. Every field is optional and every unknown one refused.
@@ -19,10 +22,12 @@ pub struct FileConfig {
     pub grpc: GrpcSection,
     pub metrics: MetricsSection,
     pub lifecycle: LifecycleSection,
+    pub store: StoreSection,
     pub limits: LimitsSection,
     pub engine: EngineSection,
     pub shutdown: ShutdownSection,
     pub log: LogSection,
+    pub webhooks: Vec<WebhookSection>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -66,13 +71,6 @@ pub struct MetricsSection {
     pub enabled: Option<bool>,
     pub address: Option<String>,
     pub port: Option<u16>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct LifecycleSection {
-    #[serde(deserialize_with = "from_text")]
-    pub keep_alive: Option<KeepAlive>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -128,17 +126,55 @@ pub enum ControlModeName {
     Poll,
 }
 
-/// `"30s"`, `"5m"`, or `"forever"`.
+/// `"30s"`, `"5m"`, `"adaptive"`, `"forever"` or `"off"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeepAlive(pub Option<Duration>);
+pub struct KeepAlive(pub KeepAliveSpec);
 
 impl FromStr for KeepAlive {
     type Err = humantime::DurationError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(match text {
+            "adaptive" => KeepAliveSpec::Adaptive,
+            "forever" => KeepAliveSpec::Forever,
+            "off" => KeepAliveSpec::Off,
+            _ => KeepAliveSpec::For(humantime::parse_duration(text)?),
+        }))
+    }
+}
+
+/// `"30s"`, `"5m"`, or `"never"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParkAfter(pub Option<Duration>);
+
+impl FromStr for ParkAfter {
+    type Err = humantime::DurationError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
-            "forever" => Ok(Self(None)),
+            "never" => Ok(Self(None)),
             _ => humantime::parse_duration(text).map(|duration| Self(Some(duration))),
+        }
+    }
+}
+
+/// `"8GiB"`, `"auto"` or `"unlimited"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryBudgetSetting {
+    /// From what the container or the host has.
+    Auto,
+    Bytes(ByteSize),
+    Unlimited,
+}
+
+impl FromStr for MemoryBudgetSetting {
+    type Err = <ByteSize as FromStr>::Err;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "unlimited" => Ok(Self::Unlimited),
+            _ => text.parse().map(Self::Bytes),
         }
     }
 }
@@ -169,7 +205,7 @@ impl FileConfig {
     }
 }
 
-fn from_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+pub(super) fn from_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: FromStr,

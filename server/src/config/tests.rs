@@ -1,3 +1,4 @@
+use dormouse_model_store::spec::KeepAliveSpec;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -63,7 +64,10 @@ fn a_flag_wins_over_the_file() {
     let config = resolve(&["--config", path, "--http-port=9"]).unwrap();
     assert_eq!(config.http.unwrap().address.port(), 9);
     assert_eq!(config.grpc.unwrap().address.port(), 2);
-    assert_eq!(config.keep_alive, Some(Duration::from_secs(7)));
+    assert_eq!(
+        config.wake.keep_alive,
+        KeepAliveSpec::For(Duration::from_secs(7))
+    );
 }
 
 #[test]

@@ -2,16 +2,27 @@
 //! they use the C API through them: it lets a session be run by reference from many threads, and
 //! takes and gives tensors without copying them.
 
+pub mod allocator;
 mod environment;
 mod external;
+mod graph_inputs;
+mod identity;
+mod model_proto;
+mod optimize;
+mod packed;
+mod prepared;
+mod protobuf;
 mod session;
 mod session_options;
 mod status;
 #[cfg(test)]
 pub(crate) mod tests;
+mod threads;
 mod value;
 
-use std::path::PathBuf;
+use std::ffi::CString;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,9 +30,12 @@ use dormouse_core::datatype::DataType;
 use dormouse_model_store::spec::SessionSpec;
 
 use self::environment::Environment;
-use self::session::OnnxSession;
+use self::session::{Graph, OnnxSession};
 use self::session_options::SessionOptions;
-use super::{Engine, EngineError, ModelBytes, Session};
+use super::{
+    Engine, EngineError, EngineIdentity, GraphBytes, ModelBytes, OptimizeError, Optimized, Packing,
+    PreparedBytes, Session,
+};
 
 /// What the engine is made of.
 #[derive(Clone, Debug)]
@@ -36,6 +50,9 @@ pub struct OnnxOptions {
     pub global_thread_pool: bool,
     /// Idle threads look for work instead of sleeping: a little faster, and a core burnt each.
     pub allow_spinning: bool,
+    /// Free memory that sessions share and keep for the next run, see [`allocator`]; none: each
+    /// session gets ONNX Runtime's own arena, which keeps all it ever had.
+    pub shared_cache_bytes: Option<u64>,
 }
 
 impl OnnxOptions {
@@ -47,6 +64,28 @@ impl OnnxOptions {
             inter_op_threads: None,
             global_thread_pool: true,
             allow_spinning: false,
+            shared_cache_bytes: Some(allocator::default_cache_bytes()),
+        }
+    }
+}
+
+/// Passes a model on in the form that ONNX Runtime takes.
+fn settled<T>(
+    model: &ModelBytes,
+    open: impl FnOnce(Graph<'_>) -> Result<T, EngineError>,
+) -> Result<T, EngineError> {
+    match &model.graph {
+        GraphBytes::Memory(graph) => {
+            let graph = external::settle(graph, &model.external)?;
+            open(Graph::Bytes(&graph))
+        }
+        GraphBytes::File(file) => {
+            // By its descriptor: whatever a path may lead to by now, this is the file that was
+            // looked at.
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let path = CString::new(path)
+                .map_err(|_| EngineError::Failed("a descriptor has a zero byte".to_owned()))?;
+            open(Graph::Path(&path))
         }
     }
 }
@@ -83,12 +122,44 @@ impl Engine for OnnxEngine {
         options: &SessionSpec,
     ) -> Result<Arc<dyn Session>, EngineError> {
         let (environment, _) = Environment::prepare(&self.options)?;
-        let graph = external::settle(&model.graph, &model.external)?;
         let session_options =
             SessionOptions::new(environment, &self.options, options, &model.external)?;
-        let session =
-            OnnxSession::open(environment, &graph, &session_options, options.shrinks_arena)?;
+        let shrinks_arena = options.shrinks_arena;
+        let open = |graph: Graph<'_>| {
+            OnnxSession::open(environment, graph, &session_options, shrinks_arena, None)
+        };
+        let session = settled(&model, open)?;
         Ok(Arc::new(session))
+    }
+
+    fn optimize(
+        &self,
+        model: ModelBytes,
+        options: &SessionSpec,
+        scratch: &Path,
+    ) -> Result<Optimized, OptimizeError> {
+        let (environment, _) = Environment::prepare(&self.options)?;
+        optimize::optimize(environment, &self.options, (&model, options), scratch)
+    }
+
+    fn open_prepared(
+        &self,
+        model: PreparedBytes,
+        options: &SessionSpec,
+        packing: Packing,
+    ) -> Result<Arc<dyn Session>, EngineError> {
+        let (environment, _) = Environment::prepare(&self.options)?;
+        let session = prepared::open(environment, &self.options, model, (options, packing))?;
+        Ok(Arc::new(session))
+    }
+
+    fn identity(&self) -> Result<EngineIdentity, EngineError> {
+        let (environment, _) = Environment::prepare(&self.options)?;
+        Ok(identity::identity(environment))
+    }
+
+    fn release_memory(&self) {
+        allocator::release();
     }
 
     fn describe(&self) -> String {

@@ -10,8 +10,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
+use tonic::service::Routes;
 
-use crate::frontend::health;
+use crate::frontend::{health, scaler};
 use crate::service::Service;
 
 mod answer;
@@ -63,6 +64,10 @@ pub struct GrpcOptions {
     pub keep_alive_timeout: Duration,
     /// Connections older than this are asked to reconnect, so that balancers see new replicas.
     pub max_connection_age: Option<Duration>,
+    /// Somebody else holds the socket too: connections nobody accepted wait there for our successor.
+    pub queue_survives: bool,
+    /// How long after its last request a model still counts as active, for who scales replicas.
+    pub idle_after: Duration,
     /// Bytes that a client may send ahead on one call.
     pub stream_window: u32,
     /// Bytes that a client may send ahead on one connection.
@@ -83,6 +88,8 @@ impl Default for GrpcOptions {
             keep_alive_interval: Duration::from_secs(30),
             keep_alive_timeout: Duration::from_secs(10),
             max_connection_age: None,
+            queue_survives: false,
+            idle_after: Duration::from_secs(60),
             stream_window: 1 << 20,
             connection_window: 4 << 20,
             max_frame_size: 64 << 10,
@@ -115,17 +122,30 @@ pub async fn serve(
     options: GrpcOptions,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), GrpcError> {
-    serve_backend(listener, service, options, shutdown).await
+    let scaler = scaler::server(service.clone(), options.idle_after);
+    let side_services = health::routes(service.clone(), Some(scaler))?;
+    serve_routes(listener, service, side_services, options, shutdown).await
 }
 
+#[cfg(test)]
 async fn serve_backend<B: backend::Backend>(
     listener: TcpListener,
     backend: B,
     options: GrpcOptions,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), GrpcError> {
+    let side_services = health::routes(backend.clone(), None)?;
+    serve_routes(listener, backend, side_services, options, shutdown).await
+}
+
+async fn serve_routes<B: backend::Backend>(
+    listener: TcpListener,
+    backend: B,
+    side_services: Routes,
+    options: GrpcOptions,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), GrpcError> {
     options.check()?;
-    let side_services = health::routes(backend.clone())?;
     let router = router::Router::new(
         backend,
         options.clone(),

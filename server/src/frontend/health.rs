@@ -1,8 +1,9 @@
-//! gRPC's own services beside inference: health, for probes, and reflection, for tools.
+//! The services beside inference: health, for probes, and reflection, for tools.
 
 use std::pin::Pin;
 
 use dormouse_proto::FILE_DESCRIPTOR_SET;
+use dormouse_proto::externalscaler::external_scaler_server::ExternalScalerServer;
 use futures_util::stream::{self, Stream, StreamExt};
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
@@ -12,21 +13,29 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tonic_reflection::server::Builder;
 
 use super::grpc::backend::Backend;
+use super::scaler::Scaler;
 
 /// The services that have a health of their own: the server's, by its two names.
 const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
 
-/// Health and reflection, both versions of it.
-pub(super) fn routes<B: Backend>(backend: B) -> Result<Routes, tonic_reflection::server::Error> {
+/// Health, reflection in both its versions, and the scaler where there is one.
+pub(super) fn routes<B: Backend>(
+    backend: B,
+    further: Option<ExternalScalerServer<Scaler>>,
+) -> Result<Routes, tonic_reflection::server::Error> {
     let descriptors = || {
         Builder::configure()
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    Ok(Routes::new(HealthServer::new(Readiness { backend }))
+    let routes = Routes::new(HealthServer::new(Readiness { backend }))
         .add_service(descriptors().build_v1()?)
-        .add_service(descriptors().build_v1alpha()?)
-        .prepare())
+        .add_service(descriptors().build_v1alpha()?);
+    Ok(match further {
+        Some(scaler) => routes.add_service(scaler),
+        None => routes,
+    }
+    .prepare())
 }
 
 /// Serving while the server is ready.

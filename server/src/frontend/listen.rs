@@ -15,11 +15,11 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use hyper_util::server::graceful::GracefulShutdown;
 use rustix::process::{Resource, getrlimit};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 use tracing::{debug, info, warn};
 
@@ -27,6 +27,13 @@ use self::guard::{Guard, Requests};
 
 /// The wait after a failed accept, and how far it doubles.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+/// Connections taken from the queue of a listener that is being closed; systems queue 4096 at most.
+const MAX_REST: usize = 4096;
+/// How long a connection that was accepted just before the end may take to begin a request.
+const FIRST_REQUEST_PATIENCE: Duration = Duration::from_secs(1);
+/// How often it is looked at meanwhile.
+const FIRST_REQUEST_LOOK: Duration = Duration::from_millis(5);
 
 /// How a listener treats its connections.
 #[derive(Clone, Debug)]
@@ -44,6 +51,8 @@ pub struct ListenOptions {
     pub max_header_bytes: usize,
     /// Requests at once on one HTTP/2 connection.
     pub max_concurrent_streams: u32,
+    /// Somebody else holds the socket too: connections nobody accepted wait there for our successor.
+    pub queue_survives: bool,
     pub counters: Arc<ListenCounters>,
 }
 
@@ -60,6 +69,7 @@ impl ListenOptions {
             max_headers: 64,
             max_header_bytes: 32 << 10,
             max_concurrent_streams: 128,
+            queue_survives: false,
             counters: Arc::default(),
         }
     }
@@ -92,12 +102,38 @@ pub async fn serve(
 /// Where connections come from.
 trait Accept {
     fn accept(&mut self) -> impl Future<Output = io::Result<TcpStream>> + Send;
+    /// Connections that were made before the listener is closed and that nobody has accepted.
+    fn rest(self) -> Vec<TcpStream>
+    where
+        Self: Sized,
+    {
+        Vec::new()
+    }
 }
 
 impl Accept for TcpListener {
     async fn accept(&mut self) -> io::Result<TcpStream> {
         TcpListener::accept(self).await.map(|(stream, _)| stream)
     }
+
+    fn rest(self) -> Vec<TcpStream> {
+        accept_rest(self)
+    }
+}
+
+/// Closes a listener; gives back the connections that were waiting in its queue, which closing it
+/// would reset.
+pub(super) fn accept_rest(listener: TcpListener) -> Vec<TcpStream> {
+    let mut rest = Vec::new();
+    if let Ok(listener) = listener.into_std() {
+        while rest.len() < MAX_REST
+            && let Ok((stream, _)) = listener.accept()
+        {
+            let prepared = stream.set_nonblocking(true);
+            rest.extend(prepared.and_then(|()| TcpStream::from_std(stream)).ok());
+        }
+    }
+    rest
 }
 
 async fn run(
@@ -106,10 +142,15 @@ async fn run(
     options: ListenOptions,
     shutdown: impl Future<Output = ()>,
 ) {
-    let builder = builder(&options);
-    let graceful = GracefulShutdown::new();
     let permits = Arc::new(Semaphore::new(options.max_connections));
     let mut connections = JoinSet::new();
+    let stopping = CancellationToken::new();
+    let server = Server {
+        builder: builder(&options),
+        router,
+        stopping: stopping.clone(),
+        options: options.clone(),
+    };
     let mut shutdown = pin!(shutdown);
     let mut back_off = None;
     loop {
@@ -133,13 +174,42 @@ async fn run(
         if back_off.take().is_some() {
             info!(listener = options.name, "accepting connections again");
         }
+        connections.spawn(server.clone().serve(stream, permit));
+    }
+    stopping.cancel();
+    if options.queue_survives {
+        drop(listener);
+    } else {
+        for stream in listener.rest() {
+            let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
+                break;
+            };
+            connections.spawn(server.clone().serve(stream, permit));
+        }
+    }
+    while connections.join_next().await.is_some() {}
+}
+
+/// What a connection is served with.
+#[derive(Clone)]
+struct Server {
+    builder: Builder<TokioExecutor>,
+    router: Router,
+    stopping: CancellationToken,
+    options: ListenOptions,
+}
+
+impl Server {
+    async fn serve(self, stream: TcpStream, permit: OwnedSemaphorePermit) {
+        let name = self.options.name;
+        let _open = Open::new(self.options.counters.clone(), permit);
         if let Err(error) = stream.set_nodelay(true) {
-            debug!(listener = options.name, %error, "connection was gone before it was served");
-            continue;
+            debug!(listener = name, %error, "connection was gone before it was served");
+            return;
         }
         let requests = Requests::default();
-        let guard = Guard::new(stream, requests.clone(), options.header_timeout);
-        let router = router.clone();
+        let guard = Guard::new(stream, requests.clone(), self.options.header_timeout);
+        let (router, begun) = (self.router, requests.clone());
         let service = service_fn(move |request: hyper::Request<Incoming>| {
             let under_way = requests.begin();
             let answer = router.clone().oneshot(request.map(Body::new));
@@ -148,22 +218,36 @@ async fn run(
                 answer.await
             }
         });
-        let connection = builder
-            .serve_connection(TokioIo::new(guard), service)
-            .into_owned();
-        let connection = graceful.watch(connection);
-        let open = Open::new(options.counters.clone(), permit);
-        let name = options.name;
-        connections.spawn(async move {
-            let _open = open;
-            if let Err(error) = connection.await {
-                debug!(listener = name, error, "connection failed");
+        let connection = self.builder.serve_connection(TokioIo::new(guard), service);
+        let mut connection = pin!(connection);
+        let stopped = async {
+            self.stopping.cancelled().await;
+            first_request(|| begun.begun() > 0).await;
+        };
+        let ended = tokio::select! {
+            biased;
+            ended = &mut connection => ended,
+            () = stopped => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
             }
-        });
+        };
+        if let Err(error) = ended {
+            debug!(listener = name, error, "connection failed");
+        }
     }
-    drop(listener);
-    let drained = async { while connections.join_next().await.is_some() {} };
-    tokio::join!(graceful.shutdown(), drained);
+}
+
+/// Waits until a connection has begun its first request, for a while: asked to stop before, it
+/// would be closed under a client whose request is on its way.
+pub(super) async fn first_request(has_begun: impl Fn() -> bool) {
+    let begun = async {
+        while !has_begun() {
+            tokio::time::sleep(FIRST_REQUEST_LOOK).await;
+        }
+    };
+    // Nothing came: the connection is closed like any other that idles.
+    let _ = tokio::time::timeout(FIRST_REQUEST_PATIENCE, begun).await;
 }
 
 /// The next connection, once there is room for it and the wait after a failure is over.

@@ -1,10 +1,11 @@
 //! One model: its name, its present generation, and what is known against it.
 
 mod index;
+mod traffic;
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -12,12 +13,12 @@ use dormouse_core::id::ModelId;
 use dormouse_core::lifecycle::Stage;
 use dormouse_core::time::Timestamp;
 use dormouse_model_store::config::{self, ResolveInput};
-use dormouse_model_store::repository::{Fingerprint, ModelDir, RepositoryError};
+use dormouse_model_store::repository::{FileStamp, Fingerprint, ModelDir, RepositoryError};
 use dormouse_model_store::spec::ModelSpec;
 use dormouse_proto::inference as pb;
 use parking_lot::Mutex;
 
-use super::source::RepositorySource;
+use super::source::{RepositorySource, version_files};
 use super::{Registry, blocking};
 use crate::error::ServeError;
 use crate::service::LoadOverrides;
@@ -49,6 +50,14 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
+    /// The files in a version's folder.
+    fn files_of(&self, version: u64) -> Vec<FileStamp> {
+        let files = self.of(version).map(|fingerprint| &fingerprint.files[..]);
+        version_files(files.unwrap_or_default(), version)
+            .cloned()
+            .collect()
+    }
+
     fn of(&self, version: u64) -> Option<&Fingerprint> {
         self.served
             .iter()
@@ -130,6 +139,11 @@ impl Generation {
             })
     }
 
+    /// What serves each version, oldest first.
+    pub fn units(&self) -> &[Arc<Unit>] {
+        &self.units
+    }
+
     pub fn versions(&self) -> Vec<u64> {
         self.units.iter().map(|unit| unit.id().version.0).collect()
     }
@@ -144,22 +158,30 @@ impl Generation {
             "" => self.units.iter().collect(),
             _ => vec![self.unit(version)?],
         };
-        Ok(units
-            .into_iter()
-            .map(|unit| unit.counters().snapshot(unit.id()))
-            .collect())
+        let version = |unit: &Arc<Unit>| VersionStatistics {
+            cold_starts: unit.counters().cold_starts(),
+            ..unit.counters().snapshot(unit.id())
+        };
+        Ok(units.into_iter().map(version).collect())
+    }
+
+    /// Counters of all versions, without their cold starts.
+    pub(super) fn counts(&self) -> Vec<VersionStatistics> {
+        let units = self.units.iter();
+        let counts = units.map(|unit| unit.counters().snapshot(unit.id()));
+        counts.collect()
     }
 
     /// Whether any version holds a session, if only until it is closed.
     pub(super) fn is_warm(&self) -> bool {
-        let holds = |stage| matches!(stage, Stage::Warm | Stage::Closing);
+        let holds = |stage| matches!(stage, Stage::Warm | Stage::Parked | Stage::Closing);
         self.units.iter().any(|unit| holds(unit.stage()))
     }
 
     fn is_awake(&self) -> bool {
         self.units
             .iter()
-            .any(|unit| matches!(unit.stage(), Stage::Warm | Stage::Loading))
+            .any(|unit| matches!(unit.stage(), Stage::Warm | Stage::Parked | Stage::Loading))
     }
 
     /// Whether a version failed to load and must not be tried again yet.
@@ -231,10 +253,12 @@ impl Model {
 
     pub(super) fn is_serving(&self) -> bool {
         self.current().is_some_and(|generation| {
-            generation
-                .units
-                .iter()
-                .all(|unit| matches!(unit.stage(), Stage::Warm | Stage::Cold | Stage::Closing))
+            generation.units.iter().all(|unit| {
+                matches!(
+                    unit.stage(),
+                    Stage::Warm | Stage::Parked | Stage::Cold | Stage::Closing
+                )
+            })
         })
     }
 
@@ -411,7 +435,8 @@ impl Registry {
         let loads = next.units.iter().filter(|unit| {
             let was_awake = previous.as_ref().is_some_and(|previous| {
                 previous.units.iter().any(|old| {
-                    old.id() == unit.id() && matches!(old.stage(), Stage::Warm | Stage::Loading)
+                    old.id() == unit.id()
+                        && matches!(old.stage(), Stage::Warm | Stage::Parked | Stage::Loading)
                 })
             });
             wake || was_awake
@@ -495,6 +520,9 @@ impl Registry {
                                 dir: Arc::clone(&dir),
                                 version,
                                 filename: spec.model_filename.clone(),
+                                weights: config::weights_file(&spec.config).map(str::to_owned),
+                                files: stamp.files_of(version),
+                                locations: OnceLock::new(),
                             }),
                             counters: model.counters_of(version),
                             host: Arc::clone(&self.host),
@@ -596,7 +624,10 @@ impl Registry {
         };
         let graph = dir
             .open_graph(newest, filename)
-            .and_then(|graph| graph.summary())
+            .and_then(|graph| {
+                let weights = config::weights_file(&config);
+                graph.with_weights(weights).summary()
+            })
             .map_err(|error| broken(name, &error))?;
         let spec = config::resolve(ResolveInput {
             name: Arc::clone(name),

@@ -1,11 +1,16 @@
 //! Where the units of a repository's models get their bytes.
 
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
-use dormouse_model_store::repository::ModelDir;
+use dormouse_model_store::repository::{
+    FileIdentity, FileStamp, GraphFile, ModelDir, RepositoryError,
+};
+use dormouse_model_store::store::{Digest, DigestCache};
 
-use crate::engine::ModelBytes;
+use crate::engine::{GraphBytes, ModelBytes};
 use crate::error::ServeError;
+use crate::preparation::SourceDigests;
 use crate::unit::{Source, SourceModel};
 
 /// A warm-up file larger than this is a mistake.
@@ -17,23 +22,121 @@ pub(super) struct RepositorySource {
     pub(super) dir: Arc<ModelDir>,
     pub(super) version: u64,
     pub(super) filename: String,
+    /// The safetensors file that the configuration names.
+    pub(super) weights: Option<String>,
+    /// The version's files as they were when their model was read.
+    pub(super) files: Vec<FileStamp>,
+    /// The files that a load reads, as the graph calls them; known once they were looked for.
+    pub(super) locations: OnceLock<Vec<String>>,
+}
+
+impl RepositorySource {
+    fn open(&self) -> Result<GraphFile, ServeError> {
+        self.dir
+            .open_graph(self.version, &self.filename)
+            .map(|graph| graph.with_weights(self.weights.as_deref()))
+            .map_err(|error| self.unreadable(&error))
+    }
+
+    fn unreadable(&self, error: &dyn std::fmt::Display) -> ServeError {
+        ServeError::unavailable(format!("version {} cannot be read: {error}", self.version))
+    }
+
+    /// The files that a load reads. Whoever changes one of them gets a unit of its own, so they
+    /// are looked for once.
+    fn locations(&self, graph: &GraphFile) -> Result<&[String], RepositoryError> {
+        if let Some(locations) = self.locations.get() {
+            return Ok(locations);
+        }
+        let files = graph.examine()?.manifest.files;
+        let locations = files.into_iter().map(|file| file.location).collect();
+        Ok(self.locations.get_or_init(|| locations))
+    }
+
+    /// Calls `digest` with the name and the file of each of the files that a load reads.
+    fn each_digest(
+        &self,
+        mut digest: impl FnMut(&Path, &std::fs::File) -> Result<Option<Digest>, ServeError>,
+    ) -> Result<Option<SourceDigests>, ServeError> {
+        // What serves is changed by a reload or the next wake, not by what is found in the store.
+        if !self.is_current() {
+            return Err(self.unreadable(&"its files were changed since they were looked at"));
+        }
+        let graph = self.open()?;
+        let mut digests = Vec::new();
+        let locations = self.locations(&graph);
+        for location in locations.map_err(|error| self.unreadable(&error))? {
+            let opened = graph.open_listed(location);
+            let opened = opened.map_err(|error| self.unreadable(&error))?;
+            let Some(file) = opened.as_file() else {
+                return Ok(None);
+            };
+            match digest(Path::new(opened.path()), file)? {
+                None => return Ok(None),
+                Some(digest) => digests.push((location.clone(), digest)),
+            }
+        }
+        Ok(Some(digests))
+    }
 }
 
 impl Source for RepositorySource {
     fn read(&self) -> Result<SourceModel, ServeError> {
-        let loaded = self
-            .dir
-            .open_graph(self.version, &self.filename)
-            .and_then(|graph| graph.load());
-        let loaded = loaded.map_err(|error| {
-            ServeError::unavailable(format!("version {} cannot be read: {error}", self.version))
-        })?;
+        let graph = self.open()?;
+        let whole = graph.load_from_file();
+        if let Some(whole) = whole.map_err(|error| self.unreadable(&error))? {
+            return Ok(SourceModel {
+                bytes: ModelBytes {
+                    graph: GraphBytes::File(whole.file),
+                    external: Vec::new(),
+                },
+                size: self.size(),
+                is_steady: whole.summary.is_steady,
+                files: vec![graph.identity()],
+                file: Some(graph),
+            });
+        }
+        let loaded = graph.load().map_err(|error| self.unreadable(&error))?;
         Ok(SourceModel {
-            bytes: ModelBytes {
-                graph: loaded.graph,
-                external: loaded.external,
-            },
+            size: loaded.bytes,
+            bytes: ModelBytes::in_memory(loaded.graph, loaded.external),
             is_steady: loaded.summary.is_steady,
+            files: loaded.files,
+            file: None,
+        })
+    }
+
+    fn size(&self) -> u64 {
+        let sizes = self.files.iter().map(|file| file.size);
+        sizes.fold(0, u64::saturating_add)
+    }
+
+    fn is_current(&self) -> bool {
+        let found = self.dir.fingerprint(None, self.version);
+        found.is_ok_and(|found| version_files(&found.files, self.version).eq(&self.files))
+    }
+
+    fn known_digests(&self, known: &DigestCache) -> Result<Option<SourceDigests>, ServeError> {
+        self.each_digest(|path, file| Ok(known.known(path, file)))
+    }
+
+    fn digests(
+        &self,
+        known: &DigestCache,
+        read: Option<&[FileIdentity]>,
+    ) -> Result<SourceDigests, ServeError> {
+        let digests = self.each_digest(|path, file| {
+            // Two states that take turns would pass for one that never changed.
+            let metadata = file.metadata().map_err(|error| self.unreadable(&error))?;
+            let identity = FileIdentity::of(&metadata);
+            if read.is_some_and(|read| !read.contains(&identity)) {
+                return Err(self.unreadable(&"its files were changed while they were read"));
+            }
+            let digest = known.digest(path, file);
+            digest.map(Some).map_err(|error| self.unreadable(&error))
+        })?;
+        digests.ok_or_else(|| {
+            ServeError::unsupported("a model that was handed over in memory has no files to digest")
         })
     }
 
@@ -44,4 +147,11 @@ impl Source for RepositorySource {
                 ServeError::unavailable(format!("warm-up file '{name}' cannot be read: {error}"))
             })
     }
+}
+
+/// Those of a fingerprint's files that are in the version's folder, and not its configuration.
+pub(super) fn version_files(files: &[FileStamp], version: u64) -> impl Iterator<Item = &FileStamp> {
+    let folder = format!("{version}/");
+    let files = files.iter();
+    files.filter(move |file| file.path.starts_with(&folder))
 }

@@ -1,14 +1,15 @@
 //! What a unit decides under its lock and carries out after it: answers, runs, loads, closes,
 //! calls at a time.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use dormouse_core::lifecycle::{Action, Stage};
 use dormouse_core::time::Timestamp;
+use dormouse_core::upgrade::BuildId;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::load::OpenSession;
+use super::exit::{Closing, Parking};
 use super::run::Run;
 use super::{Pending, State, Unit};
 use crate::alarm::Ring;
@@ -31,8 +32,15 @@ pub(super) type LoadWaiter = oneshot::Sender<Result<(), ServeError>>;
 pub(super) struct Effects {
     pub(super) answers: SmallVec<[Answer; 1]>,
     pub(super) runs: SmallVec<[Run; 1]>,
-    pub(super) start_load: bool,
-    pub(super) close: Option<Arc<OpenSession>>,
+    /// Whether it is ahead of a call.
+    pub(super) start_load: Option<bool>,
+    pub(super) park: Option<Parking>,
+    pub(super) close: Option<Closing>,
+    /// The model is to be put into the prepared store.
+    pub(super) prepare: bool,
+    pub(super) upgrade: Option<BuildId>,
+    /// Others may have to go for what this model holds.
+    pub(super) relieve: bool,
     pub(super) loaded: Vec<(LoadWaiter, Result<(), ServeError>)>,
     pub(super) retired: Vec<oneshot::Sender<()>>,
     pub(super) alarm_at: Option<Timestamp>,
@@ -65,7 +73,8 @@ impl Unit {
         match action {
             None => {}
             Some(Action::StartLoad) => self.begin_load(state, effects, now),
-            Some(Action::CloseSession) => effects.close = state.session.take(),
+            Some(Action::Park) => effects.park = Some(self.begin_parking(state)),
+            Some(Action::CloseSession) => effects.close = Some(self.begin_closing(state)),
         }
         if state.lifecycle.stage() == Stage::Retired {
             effects.retired.append(&mut state.retire_waiters);
@@ -80,7 +89,7 @@ impl Unit {
 
     pub(super) fn begin_load(&self, state: &mut State, effects: &mut Effects, now: Timestamp) {
         state.load_started = Some(now);
-        effects.start_load = true;
+        effects.start_load = Some(state.lifecycle.is_anticipating());
     }
 
     /// Asks for a call when the next decision is due, unless an earlier one is set already.
@@ -118,7 +127,11 @@ impl Unit {
             answers,
             runs,
             start_load,
+            park,
             close,
+            prepare,
+            upgrade,
+            relieve,
             loaded,
             retired,
             alarm_at,
@@ -136,14 +149,26 @@ impl Unit {
         if let Some(at) = alarm_at {
             self.host.alarm.set(at, self.this.clone() as Weak<dyn Ring>);
         }
-        if start_load {
-            self.spawn_load();
+        if let Some(ahead) = start_load {
+            self.spawn_load(ahead);
         }
-        if let Some(session) = close {
-            self.spawn_close(session);
+        if let Some(parking) = park {
+            self.spawn_park(parking);
+        }
+        if let Some(closing) = close {
+            self.spawn_close(closing);
+        }
+        if prepare {
+            self.spawn_prepare();
+        }
+        if let Some(build) = upgrade {
+            self.spawn_upgrade(build);
         }
         for run in runs {
             self.start_run(run, place);
+        }
+        if relieve {
+            self.host.wake.residency.relieve();
         }
     }
 

@@ -1,23 +1,22 @@
-//! Brings a session up and takes it down.
+//! Brings a session up: from the prepared store if it has the model, else from its files.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
-use dormouse_core::datatype::DataType;
+use dormouse_core::code::ErrorCode;
 use dormouse_core::lifecycle::Stage;
-use dormouse_core::shape::{Shape, byte_count, element_count};
-use dormouse_core::time::Timestamp;
-use dormouse_model_store::spec::{ModelSpec, TensorSpec, WarmupData, WarmupInput, WarmupSpec};
+use dormouse_model_store::spec::{ModelSpec, TensorSpec};
+use dormouse_model_store::store::PreparedModel;
 
 use super::effects::{Effects, Failure, Place};
-use super::{SourceModel, Unit};
-use crate::engine::{Session, SessionTensor};
+use super::footprint::{loading_footprint, mapped_footprint};
+use super::{Unit, still_the_same};
+use crate::engine::instances::Instances;
+use crate::engine::{Packing, Session, SessionTensor};
 use crate::error::ServeError;
-use crate::memory;
+use crate::events::EventKind;
 use crate::metrics::FailureReason;
-use crate::request::Tensor;
-use crate::timeline::{LoadTimeline, StageSpan};
+use crate::timeline::{ColdStart, LoadStage, LoadTimeline, TimelineRecorder};
 
 /// A session with the places of the model's tensors in it.
 #[derive(Debug)]
@@ -28,66 +27,93 @@ pub(super) struct OpenSession {
     pub(super) outputs: Vec<usize>,
     /// Runs of equal shapes take about equally long.
     pub(super) is_steady: bool,
+    pub(super) weights: Weights,
+}
+
+/// Where a session has its weights.
+#[derive(Clone, Debug)]
+pub(super) enum Weights {
+    /// In memory of its own, about as many bytes as this.
+    Private(u64),
+    /// In the prepared store's files, read where they are mapped.
+    Mapped(Arc<PreparedModel>),
+    /// There, and packed in memory of its own.
+    Packed(Arc<PreparedModel>),
 }
 
 impl Unit {
-    pub(super) fn spawn_load(&self) {
-        let unit = self
-            .this
-            .upgrade()
-            .expect("a unit is only called through its Arc");
+    pub(super) fn spawn_load(&self, ahead: bool) {
+        let unit = self.arc();
+        let hold = self.host.activity.hold();
+        let recorder = TimelineRecorder::start(self.host.clock, &self.host.metrics, &self.id);
         self.host.runtime.spawn(async move {
+            let _hold = hold;
+            let queue = recorder.stage(LoadStage::Queue);
             let permit = Arc::clone(&unit.host.loads).acquire_owned().await;
-            let loaded = tokio::task::spawn_blocking({
+            drop(queue);
+            let work = {
                 let unit = Arc::clone(&unit);
+                let recorder = recorder.clone();
                 move || {
                     let _permit = permit;
-                    unit.load_with_retries()
+                    unit.load_with_retries(&recorder, ahead)
                 }
-            })
-            .await;
-            let loaded =
-                loaded.unwrap_or_else(|_| Err(ServeError::internal("the loading thread panicked")));
-            unit.load_ended(loaded);
+            };
+            let loaded = match unit.on_loading_thread(work).await {
+                Some(loaded) => loaded,
+                None => Err(NotLoaded::Failed(ServeError::internal(
+                    "the loading thread panicked",
+                ))),
+            };
+            unit.load_ended(recorder, loaded);
         });
     }
 
-    pub(super) fn spawn_close(&self, session: Arc<OpenSession>) {
-        let unit = self
-            .this
-            .upgrade()
-            .expect("a unit is only called through its Arc");
-        self.host.runtime.spawn_blocking(move || {
-            let before = memory::resident_bytes();
-            drop(session);
-            memory::release_memory();
-            let returned = before.zip(memory::resident_bytes()).map_or(0, |(before, after)| before.saturating_sub(after));
-            let server = unit.host.metrics.server();
-            server.models_warm.decrement(1.0);
-            server.returned_bytes.increment(returned);
-            unit.metrics().closes.increment(1);
-            tracing::info!(model = %unit.id.name, version = unit.id.version.0, stage = "asleep", returned_bytes = returned, "session closed");
-            let now = unit.host.clock.now();
-            let mut effects = Effects::default();
-            let mut state = unit.state.lock();
-            let queued = state.batcher.queued();
-            let action = state.lifecycle.closed(now, queued);
-            unit.act(&mut state, action, &mut effects, now);
-            drop(state);
-            unit.perform(effects, Place::Elsewhere);
-        });
+    /// Runs what builds a session on a thread that gives way to those that serve. None when it
+    /// panicked.
+    async fn on_loading_thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        // A session with threads of its own starts them here, and they would give way for ever.
+        let brings_threads =
+            self.spec.session.intra_op_threads.is_some() || self.spec.session.parallel_execution;
+        if brings_threads {
+            return tokio::task::spawn_blocking(work).await.ok();
+        }
+        match self.host.wake.loaders.spawn(work) {
+            Ok(job) => job.await.ok(),
+            Err(error) => {
+                tracing::error!(%error, "a load could not be started");
+                None
+            }
+        }
     }
 
-    fn load_with_retries(&self) -> Result<(Arc<OpenSession>, LoadTimeline), ServeError> {
+    fn load_with_retries(
+        &self,
+        recorder: &TimelineRecorder,
+        ahead: bool,
+    ) -> Result<Arc<OpenSession>, NotLoaded> {
         let gauge = &self.host.metrics.server().loads_running;
         gauge.increment(1.0);
         let mut attempt = 0;
         let result = loop {
-            let result = catch_unwind(AssertUnwindSafe(|| self.load()))
-                .unwrap_or_else(|_| Err(ServeError::internal("the engine panicked while loading")));
+            let result = catch_unwind(AssertUnwindSafe(|| self.load(recorder, ahead)))
+                .unwrap_or_else(|_| {
+                    Err(NotLoaded::Failed(ServeError::internal(
+                        "the engine panicked while loading",
+                    )))
+                });
             match result {
-                Err(error) if attempt < self.host.defaults.load_retries => {
+                // Memory that was waited for in vain is not there at once.
+                Err(NotLoaded::Failed(error))
+                    if attempt < self.host.defaults.load_retries
+                        && error.code() != ErrorCode::Overloaded =>
+                {
                     attempt += 1;
+                    recorder.attempt_failed();
+                    self.host.wake.residency.release(self.serial);
                     tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, attempt, "load failed, trying again");
                 }
                 result => break result,
@@ -97,68 +123,184 @@ impl Unit {
         result
     }
 
-    fn load(&self) -> Result<(Arc<OpenSession>, LoadTimeline), ServeError> {
-        let mut stages = Stages::start(self);
+    fn load(
+        &self,
+        recorder: &TimelineRecorder,
+        ahead: bool,
+    ) -> Result<Arc<OpenSession>, NotLoaded> {
         tracing::info!(model = %self.id.name, version = self.id.version.0, stage = "loading", "load started");
-        let SourceModel { bytes, is_steady } = self.source.read()?;
-        let size = bytes.graph.len() as u64
-            + bytes
-                .external
-                .iter()
-                .map(|(_, data)| data.len() as u64)
-                .sum::<u64>();
-        stages.end("read", size);
-        self.host
-            .engine
-            .prepare()
-            .map_err(|error| self.cannot_load(&error))?;
-        stages.end("environment", 0);
-        let session = self
-            .host
-            .engine
-            .open(bytes, &self.spec.session)
-            .map_err(|error| self.cannot_load(&error))?;
-        let open = match_signature(&self.spec, session, is_steady)?;
-        stages.end("session", 0);
-        for warmup in &self.spec.warmups {
-            self.warm_up(&open, warmup)?;
+        let prepared = recorder.during(LoadStage::LookUp, || self.find_prepared());
+        let bytes = match &prepared {
+            Some(prepared) => mapped_footprint(prepared),
+            None => loading_footprint(self.source.size()),
+        };
+        let residency = &self.host.wake.residency;
+        let unit = self.arc();
+        if ahead {
+            if !self.source.is_current() || !residency.try_reserve(&unit, bytes) {
+                return Err(NotLoaded::NotNow);
+            }
+        } else {
+            let stage = recorder.stage(LoadStage::Queue);
+            residency.reserve(&unit, bytes)?;
+            drop(stage);
         }
+        recorder
+            .during(LoadStage::Environment, || self.host.engine.prepare())
+            .map_err(|error| self.cannot_load(&error))?;
+        let opened = match prepared {
+            None => None,
+            Some(prepared) => match self.open_mapped(&prepared, recorder) {
+                Ok(open) => Some(open),
+                Err(error) => {
+                    // The source is still there.
+                    tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "the prepared model cannot be used; loading from its files");
+                    residency.release(self.serial);
+                    if ahead {
+                        return Err(NotLoaded::NotNow);
+                    }
+                    residency.reserve(&unit, loading_footprint(self.source.size()))?;
+                    None
+                }
+            },
+        };
+        let open = match opened {
+            Some(open) => open,
+            None => self.open_source(recorder)?,
+        };
         if !self.spec.warmups.is_empty() {
-            stages.end("warmup", 0);
+            let _stage = recorder.stage(LoadStage::Warmup);
+            for warmup in &self.spec.warmups {
+                self.warm_up(&open, warmup)?;
+            }
         }
-        Ok((Arc::new(open), stages.finish()))
+        Ok(Arc::new(open))
+    }
+
+    /// Builds a session over the prepared store's map while its pages come in.
+    fn open_mapped(
+        &self,
+        prepared: &Arc<PreparedModel>,
+        recorder: &TimelineRecorder,
+    ) -> Result<OpenSession, ServeError> {
+        recorder.set_kind(ColdStart::Prepared);
+        let wake = &self.host.wake;
+        if wake.switches.overlap {
+            // Nobody waits for these: the first run reads what is there by then.
+            drop(wake.start_populating(prepared, recorder));
+        } else {
+            wake.populate(prepared, recorder);
+        }
+        let _stage = recorder.stage(LoadStage::Session);
+        self.open_prepared(prepared, Packing::Off)
+    }
+
+    /// Reads the model's files and builds a session with weights of its own.
+    fn open_source(&self, recorder: &TimelineRecorder) -> Result<OpenSession, ServeError> {
+        let instances = match self.host.wake.switches.sharing {
+            true => 1,
+            false => self.spec.concurrency.max(1) as usize,
+        };
+        let mut sessions = Vec::new();
+        let mut is_steady = false;
+        for _ in 0..instances {
+            let stage = recorder.stage(LoadStage::Read);
+            let source = self.source.read()?;
+            // A file that the engine reads is only opened here.
+            let (read, parsed) = match source.file {
+                None => (source.size, 0),
+                Some(_) => (0, source.size),
+            };
+            stage.bytes(read);
+            drop(stage);
+            is_steady = source.is_steady;
+            let stage = recorder.stage(LoadStage::Session);
+            stage.bytes(parsed);
+            let session = self.host.engine.open(source.bytes, &self.spec.session);
+            // First: what the engine says of a file that changed under it says nothing.
+            still_the_same(source.file.as_ref())?;
+            let session = session.map_err(|error| match &source.file {
+                None => self.cannot_load(&error),
+                // It knows the file by a number.
+                Some(file) => self.cannot_load(&format!("{}: {error}", file.path())),
+            })?;
+            sessions.push(session);
+        }
+        let session = match sessions.pop() {
+            Some(only) if sessions.is_empty() => only,
+            Some(first) => Arc::new(Instances::new(first, sessions)),
+            None => return Err(ServeError::internal("no session was opened")),
+        };
+        let bytes = self.source.size().saturating_mul(instances as u64);
+        OpenSession::new(&self.spec, session, is_steady, Weights::Private(bytes))
+    }
+
+    pub(super) fn open_prepared(
+        &self,
+        prepared: &Arc<PreparedModel>,
+        packing: Packing,
+    ) -> Result<OpenSession, ServeError> {
+        let preparation = self.host.wake.preparation.as_ref().ok_or_else(|| {
+            ServeError::internal("a prepared model is opened without a prepared store")
+        })?;
+        let session = preparation
+            .open(prepared, &self.spec.session, packing)
+            .map_err(|error| self.cannot_load(&error))?;
+        let weights = match packing {
+            Packing::Off => Weights::Mapped(Arc::clone(prepared)),
+            Packing::On => Weights::Packed(Arc::clone(prepared)),
+        };
+        OpenSession::new(&self.spec, session, prepared.facts.is_steady, weights)
     }
 
     fn cannot_load(&self, cause: &dyn std::fmt::Display) -> ServeError {
         ServeError::unavailable(format!("model {} could not be loaded: {cause}", self.id))
     }
 
-    fn load_ended(&self, loaded: Result<(Arc<OpenSession>, LoadTimeline), ServeError>) {
+    fn load_ended(&self, recorder: TimelineRecorder, loaded: Result<Arc<OpenSession>, NotLoaded>) {
         let now = self.host.clock.now();
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.load_started = None;
         match loaded {
-            Ok((session, timeline)) => {
+            Err(NotLoaded::NotNow) => {
+                tracing::debug!(model = %self.id.name, version = self.id.version.0, "not loaded ahead of its next call: no memory is free, or its files have changed");
+                let queued = state.batcher.queued();
+                let action = state.lifecycle.load_abandoned(queued);
+                self.act(&mut state, action, &mut effects, now);
+            }
+            Ok(session) => {
+                let timeline = recorder.finish(state.batcher.queued() == 0);
                 self.report_loaded(&timeline);
-                state.profile.record_load(timeline.total);
+                state.profile.record_load(timeline.loading());
+                self.took_up(&mut state, &session);
+                effects.prepare = matches!(session.weights, Weights::Private(_));
+                state.prepared = !matches!(session.weights, Weights::Private(_));
                 state.session = Some(session);
-                state.timeline = Some(Arc::new(timeline));
+                self.replan(&mut state);
+                self.counters.woke(recorder.clone());
+                state.timeline = Some(recorder);
                 state.load_error = None;
                 effects
                     .loaded
                     .extend(state.load_waiters.drain(..).map(|waiter| (waiter, Ok(()))));
                 let action = state.lifecycle.loaded(now);
+                self.note_holding(&state);
                 self.pump(&mut state, &mut effects, now);
                 self.act(&mut state, action, &mut effects, now);
                 let queued = state.batcher.queued();
                 let action = state.lifecycle.poll(now, queued);
                 self.act(&mut state, action, &mut effects, now);
             }
-            Err(error) => {
+            Err(NotLoaded::Failed(error)) => {
+                self.host.wake.residency.release(self.serial);
                 let retry_at = state.lifecycle.load_failed(now);
                 self.metrics().load_failures.increment(1);
                 tracing::error!(model = %self.id.name, version = self.id.version.0, stage = "failed", %error, retry_in = ?(retry_at - now), "load failed");
+                self.host.events.publish(&self.id, || EventKind::Failed {
+                    error: error.to_string(),
+                    retry_in: retry_at - now,
+                });
                 let error = error.retry_after(retry_at - now);
                 state.load_error = Some(error.clone());
                 effects.loaded.extend(
@@ -192,194 +334,70 @@ impl Unit {
     fn report_loaded(&self, timeline: &LoadTimeline) {
         let metrics = self.metrics();
         metrics.loads.increment(1);
-        metrics.load_seconds.set(timeline.total.as_secs_f64());
+        metrics.load_seconds.set(timeline.loading().as_secs_f64());
         self.host.metrics.server().models_warm.increment(1.0);
-        for stage in &timeline.stages {
-            self.host.metrics.load_stage(stage.name, stage.duration);
-        }
         tracing::info!(model = %self.id.name, version = self.id.version.0, stage = "warm", took = ?timeline.total, timeline = %timeline.server_timing(), "loaded");
-    }
-
-    fn warm_up(&self, open: &OpenSession, warmup: &WarmupSpec) -> Result<(), ServeError> {
-        let failed = |cause: &dyn std::fmt::Display| {
-            ServeError::unavailable(format!(
-                "warm-up '{}' of model {} failed: {cause}",
-                warmup.name, self.id
-            ))
-        };
-        let mut inputs = Vec::new();
-        for (spec, &index) in self.spec.inputs.iter().zip(&open.inputs) {
-            let Some(input) = warmup.inputs.iter().find(|input| *input.name == *spec.name) else {
-                continue;
-            };
-            inputs.push((index, self.warmup_tensor(spec, input, warmup)?));
-        }
-        for _ in 0..warmup.count.max(1) {
-            let stop = open.session.stop_handle().map_err(|error| failed(&error))?;
-            open.session
-                .run(&inputs, &open.outputs, &stop)
-                .map_err(|error| failed(&error))?;
-        }
-        Ok(())
-    }
-
-    fn warmup_tensor(
-        &self,
-        spec: &TensorSpec,
-        input: &WarmupInput,
-        warmup: &WarmupSpec,
-    ) -> Result<Tensor, ServeError> {
-        let batch = (self.spec.max_batch_size > 0).then_some(i64::from(warmup.rows));
-        let dims = spec.reshape.as_ref().unwrap_or(&input.dims);
-        let shape: Shape = batch.into_iter().chain(dims.iter().copied()).collect();
-        let too_large = || {
-            ServeError::unavailable(format!(
-                "warm-up '{}' of model {}: input '{}' is too large",
-                warmup.name, self.id, input.name
-            ))
-        };
-        let data = match (&input.data, input.datatype) {
-            (WarmupData::File(name), _) => {
-                let row = self.source.warmup_file(name)?;
-                let rows = usize::try_from(batch.unwrap_or(1)).ok();
-                let rows = rows.filter(|rows| {
-                    let size = row.len().checked_mul(*rows);
-                    size.is_some_and(|size| size as u64 <= MAX_WARMUP_BYTES)
-                });
-                row.repeat(rows.ok_or_else(too_large)?)
-            }
-            // An empty string is four zero bytes of length.
-            (_, DataType::Bytes) => vec![
-                0;
-                element_count(&shape)
-                    .and_then(|count| count.checked_mul(4))
-                    .filter(|&bytes| bytes <= MAX_WARMUP_BYTES)
-                    .and_then(|bytes| usize::try_from(bytes).ok())
-                    .ok_or_else(too_large)?
-            ],
-            (WarmupData::Zero, datatype) => {
-                vec![0; warmup_size(datatype, &shape).ok_or_else(too_large)?]
-            }
-            (WarmupData::Random, datatype) => pseudo_random(
-                datatype,
-                warmup_size(datatype, &shape).ok_or_else(too_large)?,
-            ),
-        };
-        Ok(Tensor {
-            datatype: input.datatype,
-            shape,
-            data: data.into(),
-        })
-    }
-}
-
-/// Warm-up tensors are sized by a configuration file: more than this is a mistake in it.
-const MAX_WARMUP_BYTES: u64 = 1 << 30;
-
-fn warmup_size(datatype: DataType, shape: &[i64]) -> Option<usize> {
-    let bytes = byte_count(datatype, shape).filter(|&bytes| bytes <= MAX_WARMUP_BYTES)?;
-    usize::try_from(bytes).ok()
-}
-
-/// Bytes that are small valid values of every type: 0 or 1 for integers, near 1.0 for floats.
-fn pseudo_random(datatype: DataType, size: usize) -> Vec<u8> {
-    let one: &[u8] = match datatype {
-        DataType::Fp16 => &[0x00, 0x3c],
-        DataType::Bf16 => &[0x80, 0x3f],
-        DataType::Fp32 => &[0x00, 0x00, 0x80, 0x3f],
-        DataType::Fp64 => &[0, 0, 0, 0, 0, 0, 0xf0, 0x3f],
-        _ => &[1, 0, 0, 0, 0, 0, 0, 0],
-    };
-    let width = datatype.element_size().unwrap_or(1);
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut data = Vec::with_capacity(size);
-    while data.len() < size {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        if state >> 63 == 1 {
-            data.extend_from_slice(&one[..width]);
-        } else {
-            data.resize(data.len() + width, 0);
-        }
-    }
-    data
-}
-
-/// Finds the model's tensors in the session.
-fn match_signature(
-    spec: &ModelSpec,
-    session: Arc<dyn Session>,
-    is_steady: bool,
-) -> Result<OpenSession, ServeError> {
-    let find = |what: &str, tensor: &TensorSpec, among: &[&SessionTensor]| {
-        let place = among
-            .iter()
-            .position(|candidate| *candidate.name == *tensor.name);
-        place.ok_or_else(|| {
-            let known: Vec<&str> = among.iter().map(|known| known.name.as_str()).collect();
-            ServeError::unavailable(format!(
-                "the configuration of model '{}' names {what} '{}', but the graph has only {known:?}",
-                spec.name, tensor.name
-            ))
-        })
-    };
-    // The session counts inputs that may be left out after those that may not.
-    let known: Vec<&SessionTensor> = session
-        .inputs()
-        .iter()
-        .chain(session.optional_inputs())
-        .collect();
-    let inputs = spec.inputs.iter();
-    let inputs = inputs.map(|input| find("input", input, &known));
-    let inputs = inputs.collect::<Result<_, _>>()?;
-    let known: Vec<&SessionTensor> = session.outputs().iter().collect();
-    let outputs = spec.outputs.iter();
-    let outputs = outputs.map(|output| find("output", output, &known));
-    let outputs = outputs.collect::<Result<_, _>>()?;
-    Ok(OpenSession {
-        session,
-        inputs,
-        outputs,
-        is_steady,
-    })
-}
-
-/// Measures stages that follow each other.
-struct Stages<'a> {
-    unit: &'a Unit,
-    started: Timestamp,
-    stage_started: Timestamp,
-    spans: Vec<StageSpan>,
-}
-
-impl<'a> Stages<'a> {
-    fn start(unit: &'a Unit) -> Self {
-        let now = unit.host.clock.now();
-        Self {
-            unit,
-            started: now,
-            stage_started: now,
-            spans: Vec::new(),
-        }
-    }
-
-    fn end(&mut self, name: &'static str, bytes: u64) {
-        let now = self.unit.host.clock.now();
-        let duration: Duration = now - self.stage_started;
-        self.spans.push(StageSpan {
-            name,
-            start: self.stage_started - self.started,
-            duration,
-            bytes,
+        self.host.events.publish(&self.id, || EventKind::Woke {
+            took: timeline.total,
+            bytes: timeline.stages.iter().map(|stage| stage.bytes).sum(),
         });
-        self.stage_started = now;
     }
+}
 
-    fn finish(self) -> LoadTimeline {
-        LoadTimeline {
-            total: self.stage_started - self.started,
-            stages: self.spans,
-        }
+/// Why a load brought no session.
+#[derive(Debug)]
+pub(super) enum NotLoaded {
+    Failed(ServeError),
+    /// It was to be loaded ahead of a call, and others hold the memory, or its files are others:
+    /// the call that comes gets a unit for them.
+    NotNow,
+}
+
+impl From<ServeError> for NotLoaded {
+    fn from(error: ServeError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl OpenSession {
+    /// Finds the model's tensors in the session.
+    fn new(
+        spec: &ModelSpec,
+        session: Arc<dyn Session>,
+        is_steady: bool,
+        weights: Weights,
+    ) -> Result<Self, ServeError> {
+        let find = |what: &str, tensor: &TensorSpec, among: &[&SessionTensor]| {
+            let place = among
+                .iter()
+                .position(|candidate| *candidate.name == *tensor.name);
+            place.ok_or_else(|| {
+                let known: Vec<&str> = among.iter().map(|known| known.name.as_str()).collect();
+                ServeError::unavailable(format!(
+                    "the configuration of model '{}' names {what} '{}', but the graph has only {known:?}",
+                    spec.name, tensor.name
+                ))
+            })
+        };
+        // The session counts inputs that may be left out after those that may not.
+        let known: Vec<&SessionTensor> = session
+            .inputs()
+            .iter()
+            .chain(session.optional_inputs())
+            .collect();
+        let inputs = spec.inputs.iter();
+        let inputs = inputs.map(|input| find("input", input, &known));
+        let inputs = inputs.collect::<Result<_, _>>()?;
+        let known: Vec<&SessionTensor> = session.outputs().iter().collect();
+        let outputs = spec.outputs.iter();
+        let outputs = outputs.map(|output| find("output", output, &known));
+        let outputs = outputs.collect::<Result<_, _>>()?;
+        Ok(Self {
+            session,
+            inputs,
+            outputs,
+            is_steady,
+            weights,
+        })
     }
 }

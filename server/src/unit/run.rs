@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use dormouse_core::batch::{Batch, EntryId};
 use dormouse_core::datatype::DataType;
+use dormouse_core::lifecycle::Stage;
 use dormouse_core::shape::Shape;
 use dormouse_core::time::Timestamp;
 use dormouse_model_store::spec::TensorSpec;
@@ -20,7 +21,7 @@ use crate::error::ServeError;
 use crate::metrics::{FailureReason, Phase};
 use crate::request::{InferRequest, InferResponse, Tensor};
 use crate::stats::RunDurations;
-use crate::timeline::LoadTimeline;
+use crate::timeline::{ColdRequest, TimelineRecorder};
 
 /// A batch that has left the queue and holds a run slot.
 pub(super) struct Run {
@@ -29,7 +30,7 @@ pub(super) struct Run {
     rows: u32,
     session: Arc<OpenSession>,
     stop: Result<StopHandle, EngineError>,
-    timeline: Option<Arc<LoadTimeline>>,
+    timeline: Option<TimelineRecorder>,
     is_short: bool,
 }
 
@@ -89,10 +90,7 @@ impl Unit {
         if place == Place::HereIfShort && run.is_short {
             self.execute(run);
         } else {
-            let unit = self
-                .this
-                .upgrade()
-                .expect("a unit is only called through its Arc");
+            let unit = self.arc();
             self.host.runtime.spawn_blocking(move || unit.execute(run));
         }
     }
@@ -113,6 +111,13 @@ impl Unit {
             ..
         } = run;
         let is_steady = session.is_steady;
+        let load = match &timeline {
+            Some(recorder) if entries.iter().any(|(_, pending)| pending.cold) => {
+                recorder.first_run(started, ended);
+                Some(Arc::new(recorder.timeline()))
+            }
+            _ => None,
+        };
         // Given up before the end of the run is known: whoever closes the session then holds the
         // last of it, and has freed its memory when it says so.
         drop((session, stop));
@@ -130,7 +135,17 @@ impl Unit {
                 Ok(tensors) if !pending.reply.is_closed() => {
                     let queued = started - pending.enqueued;
                     self.succeeded(ended - pending.request.received, queued, &finished.took);
-                    let response = self.response(&pending, tensors, &timeline);
+                    let mut response = self.response(&pending, tensors);
+                    response.cold_start = load.as_ref().filter(|_| pending.cold).map(|load| {
+                        let total = ended - pending.request.received;
+                        self.host.metrics.cold_start(load.kind.label(), total);
+                        Box::new(ColdRequest {
+                            load: Arc::clone(load),
+                            waited: started - pending.request.received,
+                            run: ended - started,
+                            total,
+                        })
+                    });
                     let answer = Answer {
                         reply: pending.reply,
                         result: Ok(response),
@@ -168,6 +183,14 @@ impl Unit {
         }
         state.runs.retain(|run| run.id != id);
         state.lifecycle.run_finished(ended);
+        if state.learns {
+            state.keep_alive.finished(ended);
+        }
+        state.upgrade.ran();
+        if state.lifecycle.stage() == Stage::Warm {
+            let queued = state.batcher.queued();
+            effects.upgrade = state.upgrade.poll(queued);
+        }
         // Not when requests had to be run one by one: the time is then not that of one batch.
         if matches!(finished.executions[..], [(executed, _)] if executed == rows) {
             state.profile.record_run(rows, ended - started);
@@ -399,12 +422,7 @@ impl Unit {
         metrics.phase(Phase::ComputeOutput, took.compute_output);
     }
 
-    fn response(
-        &self,
-        pending: &Pending,
-        tensors: Vec<Tensor>,
-        timeline: &Option<Arc<LoadTimeline>>,
-    ) -> InferResponse {
+    fn response(&self, pending: &Pending, tensors: Vec<Tensor>) -> InferResponse {
         let names = pending
             .request
             .outputs
@@ -415,7 +433,7 @@ impl Unit {
             model_version: self.id.version.0,
             id: pending.request.id.clone(),
             outputs: names.zip(tensors).collect(),
-            cold_start: if pending.cold { timeline.clone() } else { None },
+            cold_start: None,
         }
     }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod fake;
 mod mix;
 
+use dormouse_model_store::spec::KeepAliveSpec;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -184,7 +185,7 @@ async fn retiring_a_unit_that_sleeps_or_is_retired_ends_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unit_retired_while_it_closes_leaves_no_one_waiting_for_a_load() {
-    let bench = Bench::with(|defaults| defaults.keep_alive = Some(Duration::ZERO));
+    let bench = Bench::with(|defaults| defaults.keep_alive = KeepAliveSpec::For(Duration::ZERO));
     let unit = bench.unit(|_| {});
     bench.engine.closes.close();
     assert_eq!(ask(&unit, 1).await.unwrap().unwrap(), 1);
@@ -201,7 +202,8 @@ async fn unit_retired_while_it_closes_leaves_no_one_waiting_for_a_load() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_unit_closes_and_wakes_when_it_is_called_even_while_closing() {
-    let bench = Bench::with(|defaults| defaults.keep_alive = Some(Duration::from_millis(1)));
+    let bench =
+        Bench::with(|defaults| defaults.keep_alive = KeepAliveSpec::For(Duration::from_millis(1)));
     let unit = bench.unit(|_| {});
     assert_eq!(ask(&unit, 1).await.unwrap().unwrap(), 1);
     until(|| unit.stage() == Stage::Cold).await;

@@ -42,7 +42,7 @@ def health_watch():
 def reflection_lists_the_services():
     database = ProtoReflectionDescriptorDatabase(channel)
     services = database.get_services()
-    for service in (INFERENCE, "grpc.health.v1.Health"):
+    for service in (INFERENCE, "grpc.health.v1.Health", "externalscaler.ExternalScaler"):
         expect_in(service, services)
 
 

@@ -92,6 +92,11 @@ def statistics_move():
     assert entry.last_inference > 0
     assert entry.inference_stats.compute_infer.ns > 0
     assert any(batch.batch_size == 3 for batch in entry.batch_stats), entry.batch_stats
+    # What this client has no name for is skipped: the rest of the entry is read as ever.
+    as_json = client.get_inference_statistics("simple", as_json=True)["model_stats"][0]
+    expect((as_json["name"], as_json["version"]), ("simple", "1"))
+    expect(int(as_json["inference_count"]), entry.inference_count)
+    assert not hasattr(entry, "cold_starts") and entry.ByteSize() > 0
     names = {entry.name for entry in client.get_inference_statistics().model_stats}
     expect_in("simple", names)
 

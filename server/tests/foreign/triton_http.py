@@ -71,6 +71,9 @@ def statistics_move():
     expect(after["inference_count"] - before, 2)
     assert after["inference_stats"]["success"]["count"] > 0
     assert after["last_inference"] > 0
+    cold = after["cold_starts"][-1]
+    expect(cold["kind"] in ("source", "prepared", "parked"), True, cold)
+    expect_in("session", {stage["name"] for stage in cold["stages"]})
     names = {entry["name"] for entry in client.get_inference_statistics()["model_stats"]}
     expect_in("simple", names)
 

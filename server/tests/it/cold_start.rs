@@ -1,6 +1,7 @@
 //! Models sleep until they are called; the first call wakes them and is answered.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use dormouse_proto::inference as pb;
@@ -43,6 +44,115 @@ async fn first_request_wakes_a_model_and_carries_the_timeline_of_its_load() -> R
     let second = server.post("/v2/models/two/infer", body).await?;
     ensure!(second.header("server-timing").is_none(), "two loads");
     ensure!(second.json()?["outputs"][0]["data"][0] == 3);
+    server.assert_healthy().await
+}
+
+#[tokio::test]
+async fn cold_starts_are_told_in_answers_statistics_metrics_and_a_waterfall() -> Result<()> {
+    let repository = TestRepository::new()?;
+    repository.add("simple", Model::new("add_sub"))?;
+    let mut server = TestServer::over(&repository)
+        .arg("--keep-alive=50ms")
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    let none = wire::statistics(&client, "simple").await?;
+    ensure!(none.cold_starts.is_empty(), "{none:?}");
+
+    let timing = load_timing(&client, add_sub("simple", 3, 1)).await?;
+    let timing = timing.context("the first answer carries no server-timing")?;
+    let told = dormouse_client::ColdStart::parse(&timing).context("not a cold start")?;
+    let request = told.request.context("nothing about the request")?;
+    ensure!(request.total >= request.waited + request.run, "{timing}");
+    ensure!(request.waited >= told.total, "{timing}");
+    let names: BTreeSet<_> = told.stages.iter().map(|stage| &*stage.name).collect();
+    ensure!(names.is_superset(&["queue", "session"].into()), "{timing}");
+    ensure!(told.bytes() > 0, "no stage tells of bytes: {timing}");
+
+    let statistics = wire::statistics(&client, "simple").await?;
+    let [cold] = &statistics.cold_starts[..] else {
+        anyhow::bail!("{} cold starts", statistics.cold_starts.len());
+    };
+    // The header has whole microseconds.
+    let difference = cold.total_ns.abs_diff(told.total.as_nanos() as u64);
+    ensure!(difference <= 1_000, "{cold:?} {timing}");
+    ensure!(
+        !cold.ahead && cold.kind == told.kind && cold.bytes == told.bytes(),
+        "{cold:?}"
+    );
+    let started = UNIX_EPOCH + Duration::from_nanos(cold.started_unix_ns);
+    ensure!(started <= SystemTime::now(), "{cold:?}");
+    let run = cold.stages.iter().find(|stage| stage.name == "first-run");
+    ensure!(
+        run.context("no first run")?.start_ns >= cold.total_ns,
+        "{cold:?}"
+    );
+
+    let document = server
+        .get("/v2/models/simple/versions/1/stats")
+        .await?
+        .json()?;
+    let http = &document["model_stats"][0]["cold_starts"][0];
+    ensure!(http["total_ns"] == cold.total_ns, "{document}");
+    ensure!(
+        http["stages"].as_array().map(Vec::len) == Some(cold.stages.len()),
+        "{document}"
+    );
+    // All models at once are told of without it: that may be thousands.
+    let all = server.get("/v2/models/stats").await?.json()?;
+    ensure!(all["model_stats"][0].get("cold_starts").is_none(), "{all}");
+
+    for (name, labels) in [
+        (
+            "dormouse_cold_start_seconds_count",
+            &["kind=\"source\""][..],
+        ),
+        ("dormouse_load_stage_seconds_count", &["stage=\"session\""]),
+        (
+            "dormouse_load_stage_seconds_count",
+            &["stage=\"first-run\""],
+        ),
+        ("dormouse_load_overlap_seconds_count", &[]),
+    ] {
+        ensure!(
+            server.metric(name, labels).await? == 1.0,
+            "{name} {labels:?}"
+        );
+    }
+    let moved = server.metric("dormouse_loaded_bytes_total", &[]).await?;
+    ensure!(moved as u64 == cold.bytes, "{moved} bytes");
+
+    // Each time it wakes adds one, the latest last.
+    eventually("the model woke again", || async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Ok(load_timing(&client, add_sub("simple", 3, 1))
+            .await?
+            .is_some())
+    })
+    .await?;
+    let statistics = wire::statistics(&client, "simple").await?;
+    let starts: Vec<_> = statistics
+        .cold_starts
+        .iter()
+        .map(|cold| cold.started_unix_ns)
+        .collect();
+    ensure!(starts.len() == 2 && starts.is_sorted(), "{starts:?}");
+
+    let mut shown = crate::server::dormouse();
+    shown.args(["models", "--timeline=simple", "--last=2", "--format=table"]);
+    shown.arg(format!("--url=http://{}", server.grpc));
+    let shown = tokio::task::spawn_blocking(move || shown.output()).await??;
+    let text = String::from_utf8(shown.stdout)?;
+    ensure!(
+        shown.status.success(),
+        "{}",
+        String::from_utf8_lossy(&shown.stderr)
+    );
+    ensure!(
+        text.matches("simple version 1 woke from").count() == 2,
+        "{text}"
+    );
+    ensure!(text.contains("\n  first-run "), "{text}");
     server.assert_healthy().await
 }
 
@@ -110,7 +220,13 @@ async fn requests_that_arrive_during_a_wake_share_one_load() -> Result<()> {
             let response = answer.into_inner();
             ensure!(output::<i32>(&response, "OUTPUT0", &[1, 16])? == [i + 1; 16]);
             ensure!(output::<i32>(&response, "OUTPUT1", &[1, 16])? == [i - 1; 16]);
-            Ok(timing.map(|value| value.as_bytes().to_vec()))
+            let timing = timing.map(|value| value.to_str().map(str::to_owned));
+            // Its first entry is the load; what the request itself waited is its own.
+            let load = timing.transpose()?.map(|timing| {
+                let load = timing.split(',').next().unwrap_or_default();
+                load.to_owned()
+            });
+            Ok(load)
         }
     });
     let timings: BTreeSet<_> = try_join_all(calls).await?.into_iter().flatten().collect();
@@ -198,10 +314,15 @@ async fn an_eager_model_is_awake_before_it_is_called() -> Result<()> {
     let client = server.grpc().await?;
     // The load was started by the server itself, at the latest when it said it was ready.
     eventually("the eager model is awake", || async {
-        Ok(load_timing(&client, add_sub("eager", 1, 1))
-            .await?
-            .is_none())
+        let statistics = wire::statistics(&client, "eager").await?;
+        Ok(statistics.cold_starts.iter().any(|cold| cold.ahead))
     })
     .await?;
+    let timing = load_timing(&client, add_sub("eager", 1, 1)).await?;
+    ensure!(timing.is_none(), "{timing:?}");
+    let statistics = wire::statistics(&client, "eager").await?;
+    let run = |cold: &pb::ColdStart| cold.stages.iter().any(|stage| stage.name == "first-run");
+    // The run was not what anybody waited for a load for.
+    ensure!(statistics.cold_starts.len() == 1 && !run(&statistics.cold_starts[0]));
     Ok(())
 }

@@ -22,6 +22,7 @@ const TRITON: (&str, &[&str]) = (
     ],
 );
 const KSERVE: (&str, &[&str]) = ("kserve", &["kserve==0.21.0"]);
+const KEDA: (&str, &[&str]) = ("keda", &["grpcio-tools==1.81.1"]);
 const ONNX: (&str, &[&str]) = (
     "onnx",
     &[
@@ -91,7 +92,7 @@ fn every_model() -> Result<TestRepository> {
     Ok(repository)
 }
 
-fn script(name: &str) -> PathBuf {
+pub(crate) fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/foreign")
         .join(name)
@@ -136,7 +137,9 @@ async fn run_on(
     server.assert_healthy().await
 }
 
-async fn prepare(packages: (&'static str, &'static [&'static str])) -> Result<Environment> {
+pub(crate) async fn prepare(
+    packages: (&'static str, &'static [&'static str]),
+) -> Result<Environment> {
     tokio::task::spawn_blocking(move || Environment::prepare(packages.0, packages.1)).await?
 }
 
@@ -173,6 +176,11 @@ async fn tritonclient_manages_the_repository() -> Result<()> {
 #[tokio::test]
 async fn grpc_health_and_reflection() -> Result<()> {
     run(TRITON, "grpc_services.py").await
+}
+
+#[tokio::test]
+async fn keda_scales_by_load() -> Result<()> {
+    run(KEDA, "keda.py").await
 }
 
 #[tokio::test]

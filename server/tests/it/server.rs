@@ -41,7 +41,7 @@ pub(crate) fn dormouse() -> Command {
 }
 
 /// Fetches the engine's library once for all tests.
-async fn engine_installed() -> Result<()> {
+pub(crate) async fn engine_installed() -> Result<()> {
     static INSTALLED: OnceCell<()> = OnceCell::const_new();
     INSTALLED
         .get_or_try_init(|| async {
@@ -149,12 +149,20 @@ impl Log {
 pub(crate) struct ServerBuilder {
     repositories: Vec<PathBuf>,
     arguments: Vec<String>,
+    under: Vec<String>,
 }
 
 impl ServerBuilder {
     /// Adds an argument as it stands on the command line.
     pub(crate) fn arg(mut self, argument: impl Into<String>) -> Self {
         self.arguments.push(argument.into());
+        self
+    }
+
+    /// Starts the process by another program, which takes its command line as arguments and
+    /// becomes it.
+    pub(crate) fn under<'a>(mut self, program: impl IntoIterator<Item = &'a str>) -> Self {
+        self.under = program.into_iter().map(str::to_owned).collect();
         self
     }
 
@@ -173,6 +181,14 @@ impl ServerBuilder {
     pub(crate) async fn spawn(self) -> Result<TestServer> {
         engine_installed().await?;
         let mut command = dormouse();
+        if let [program, arguments @ ..] = &self.under[..] {
+            let plain = command;
+            command = Command::new(program);
+            command.stdin(Stdio::null());
+            command.args(arguments).arg(plain.get_program());
+            let environment = plain.get_envs();
+            command.envs(environment.filter_map(|(key, value)| Some((key, value?))));
+        }
         command.arg("serve");
         for repository in &self.repositories {
             command.arg("--model-repository").arg(repository);
@@ -239,6 +255,7 @@ impl TestServer {
         ServerBuilder {
             repositories: vec![repository.path().to_owned()],
             arguments: Vec::new(),
+            under: Vec::new(),
         }
     }
 
@@ -303,6 +320,11 @@ impl TestServer {
     pub(crate) fn terminate(&self) -> Result<()> {
         let pid = Pid::from_raw(self.pid.try_into()?).context("a process id is not zero")?;
         kill_process(pid, Signal::TERM).context("cannot signal the server")
+    }
+
+    /// Ends the process where it stands.
+    pub(crate) async fn kill(mut self) -> Result<()> {
+        self.child.kill().await.context("cannot kill the server")
     }
 
     /// Waits until the process is gone.

@@ -1,17 +1,20 @@
 """Writes the tiny models of the integration tests beside this file.
 
-    pip install onnx==1.22.0 numpy ml_dtypes
+    pip install onnx==1.22.0 numpy ml_dtypes safetensors==0.8.0
     python generate.py
 
 The output is checked in; run this again only after changing it.
 """
 
+import json
 import pathlib
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto as T
 from onnx import helper, numpy_helper
+from safetensors.numpy import save as stored
 
 HERE = pathlib.Path(__file__).resolve().parent
 OPSET = 21
@@ -43,14 +46,14 @@ def constant(name, array):
     return numpy_helper.from_array(np.asarray(array), name)
 
 
-def save(name, graph, opsets=None, check=True):
+def save(name, graph, opsets=None, check=True, limit=LIMIT):
     opsets = opsets or [helper.make_opsetid("", OPSET)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     model.producer_name = "dormouse-tests"
     if check:
         onnx.checker.check_model(model)
     data = model.SerializeToString(deterministic=True)
-    assert len(data) < LIMIT, f"{name}: {len(data)} bytes, at most {LIMIT}"
+    assert len(data) < limit, f"{name}: {len(data)} bytes, at most {limit}"
     (HERE / f"{name}.onnx").write_bytes(data)
 
 
@@ -282,6 +285,75 @@ def conv():
     save("conv", graph)
 
 
+def beside():
+    """The same weights inside the graph, as safetensors by input, and as safetensors by reference.
+
+    Each is larger than what the engine is given inside the graph in any case.
+    """
+    random = np.random.default_rng(3)
+    weights = {
+        "W": random.normal(0, 1, (48, 32)).astype(np.float32),
+        "H": random.normal(0, 1, (52, 40)).astype(np.float16),
+        "B": random.normal(0, 1, (52, 40)).astype(ml_dtypes.bfloat16),
+        "N": random.integers(-(2**62), 2**62, 520, dtype=np.int64),
+    }
+    kinds = {"W": T.FLOAT, "H": T.FLOAT16, "B": T.BFLOAT16, "N": T.INT64}
+    inside = [
+        helper.make_tensor(name, kinds[name], array.shape, array.tobytes(), raw=True)
+        for name, array in weights.items()
+    ]
+    by_name = []
+    for name, array in weights.items():
+        tensor = T(name=name, data_type=kinds[name], dims=array.shape, data_location=T.EXTERNAL)
+        tensor.external_data.add(key="location", value="model.safetensors")
+        by_name.append(tensor)
+    declared = [value(name, kinds[name], array.shape) for name, array in weights.items()]
+
+    def graph(name, inputs, initializers):
+        return helper.make_graph(
+            [
+                helper.make_node("MatMul", ["X", "W"], ["Y"]),
+                helper.make_node("Cast", ["H"], ["h"], to=T.FLOAT),
+                helper.make_node("Mul", ["h", "SCALE"], ["HALF"]),
+                helper.make_node("Cast", ["B"], ["b"], to=T.FLOAT),
+                helper.make_node("Mul", ["b", "SCALE"], ["BRAIN"]),
+                helper.make_node("Add", ["N", "STEP"], ["NUMBERS"]),
+            ],
+            name,
+            [
+                value("X", T.FLOAT, ["rows", 48]),
+                value("SCALE", T.FLOAT, [1]),
+                value("STEP", T.INT64, [1]),
+                *inputs,
+            ],
+            [
+                value("Y", T.FLOAT, ["rows", 32]),
+                value("HALF", T.FLOAT, [52, 40]),
+                value("BRAIN", T.FLOAT, [52, 40]),
+                value("NUMBERS", T.INT64, [520]),
+            ],
+            initializers,
+        )
+
+    save("beside_inside", graph("beside", [], inside), limit=32 * 1024)
+    save("beside_inputs", graph("beside", declared, []))
+    save("beside_references", graph("beside", [], by_name), check=False)
+    folder = HERE / "beside"
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(stored(weights))
+    shards = {
+        "model-00001-of-00002.safetensors": ["W", "N"],
+        "model-00002-of-00002.safetensors": ["H", "B"],
+    }
+    for shard, names in shards.items():
+        (folder / shard).write_bytes(stored({name: weights[name] for name in names}))
+    index = {
+        "metadata": {"total_size": sum(array.nbytes for array in weights.values())},
+        "weight_map": {name: shard for shard, names in shards.items() for name in names},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
 def broken():
     good = (HERE / "add_sub.onnx").read_bytes()
     (HERE / "corrupt.onnx").write_bytes(good[: len(good) // 2] + b"\xff" * 64)
@@ -309,4 +381,5 @@ if __name__ == "__main__":
     dynquant()
     mlp()
     conv()
+    beside()
     broken()

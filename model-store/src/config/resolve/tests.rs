@@ -10,6 +10,7 @@ use expect_test::{Expect, expect};
 
 use super::*;
 use crate::graph::{GraphTensor, GraphType};
+use crate::spec::KeepAliveSpec;
 use crate::spec::{GraphLevel, WarmupData};
 
 fn tensor(name: &str, datatype: DataType, dims: &[i64]) -> GraphTensor {
@@ -330,6 +331,7 @@ fn parameters_set_up_the_session_and_the_lifecycle() {
             ("share_session_between_instances", "true"),
             ("team", "vision"),
             ("dormouse.keep_alive", "5m"),
+            ("dormouse.park_after", "30s"),
             ("dormouse.load", "eager"),
         ]) + "optimization { graph { level: 1 } }"),
     );
@@ -348,7 +350,11 @@ fn parameters_set_up_the_session_and_the_lifecycle() {
     assert!(session.shrinks_arena);
     assert_eq!(
         spec.lifecycle.keep_alive,
-        Some(Some(Duration::from_secs(300)))
+        Some(KeepAliveSpec::For(Duration::from_secs(300)))
+    );
+    assert_eq!(
+        spec.lifecycle.park_after,
+        Some(Some(Duration::from_secs(30)))
     );
     assert!(spec.lifecycle.eager);
     assert_eq!(spec.warnings, [] as [String; 0]);
@@ -365,7 +371,19 @@ fn parameters_set_up_the_session_and_the_lifecycle() {
     let spec = resolve_with(&batchable(), &defaults, &overridden).unwrap();
     assert_eq!(spec.session.intra_op_threads, Some(5));
     assert_eq!(spec.session.inter_op_threads, Some(1));
-    assert_eq!(spec.lifecycle.keep_alive, Some(None));
+    assert_eq!(spec.lifecycle.keep_alive, Some(KeepAliveSpec::Forever));
+    for (text, meant) in [
+        ("adaptive", KeepAliveSpec::Adaptive),
+        ("off", KeepAliveSpec::Off),
+    ] {
+        let spec = spec_of(&batchable(), &parameters(&[("dormouse.keep_alive", text)]));
+        assert_eq!(spec.lifecycle.keep_alive, Some(meant));
+    }
+    let never = parameters(&[("dormouse.park_after", "never")]);
+    assert_eq!(
+        spec_of(&batchable(), &never).lifecycle.park_after,
+        Some(None)
+    );
     assert_eq!(spec_of(&batchable(), "").lifecycle.keep_alive, None);
 }
 
@@ -394,11 +412,11 @@ fn wrong_parameters_are_named() {
             model 'm': parameters.execution_mode: expected 0 (one operator at a time) or 1 (parallel), found '2'
             model 'm': parameters.enable_mem_arena: expected true, false, 1 or 0, found 'yes'
             model 'm': parameters.memory.enable_memory_arena_shrinkage: expected devices such as 'cpu:0' or 'cpu:0;gpu:0', found 'cpu'
-            model 'm': parameters.dormouse.keep_alive: expected a duration such as '500ms', '30s', '5m', '2h', or 'forever', found '5 minutes'
+            model 'm': parameters.dormouse.keep_alive: expected a duration such as '500ms', '30s', '5m', '2h', or 'adaptive', 'forever' or 'off', found '5 minutes'
             model 'm': parameters.dormouse.load: expected 'on_demand' or 'eager', found 'now'
             model 'm': parameters.dormouse.batching: expected 'auto' or 'force', found 'yes'
             model 'm': unknown parameter 'dormouse.keepalive' (did you mean 'dormouse.keep_alive'?)
-            model 'm': unknown parameter 'dormouse.colour'; known are dormouse.keep_alive, dormouse.load, dormouse.batching
+            model 'm': unknown parameter 'dormouse.colour'; known are dormouse.keep_alive, dormouse.park_after, dormouse.load, dormouse.batching, dormouse.weights
             model 'm': optimization.graph.level: expected -1 (basic), 0 (all), 1 (extended) or 2 (none), found 3
         "#]],
     );

@@ -1,7 +1,9 @@
+mod laws;
+mod race;
+
 use std::fmt::Write;
 
 use expect_test::{Expect, expect};
-use proptest::prelude::*;
 
 use super::*;
 
@@ -11,7 +13,7 @@ fn at(millis: u64) -> Timestamp {
 
 fn policy() -> LifecyclePolicy {
     LifecyclePolicy {
-        keep_alive: Some(Duration::from_millis(100)),
+        plan: IdlePlan::close_after(Some(Duration::from_millis(100))),
         retry_backoff: Duration::from_millis(10),
         retry_backoff_max: Duration::from_millis(50),
     }
@@ -27,7 +29,25 @@ enum Event {
     Poll(usize),
     Closed(usize),
     Retire(usize),
+    Parked,
+    Evict(How),
+    Abandon,
+    Plan(IdlePlan),
 }
+
+fn millis(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
+
+/// Parks after 20 ms, closes after 50, comes back after 200 for 70.
+const STAGED: IdlePlan = IdlePlan {
+    park_after: Some(Duration::from_millis(20)),
+    close_after: Some(Duration::from_millis(50)),
+    prewarm: Some(Prewarm {
+        at: Duration::from_millis(200),
+        hold: Duration::from_millis(70),
+    }),
+};
 
 /// Runs a timeline of `(milliseconds, event)` and shows each answer and the stage after it.
 fn check(timeline: &[(u64, Event)], expected: Expect) {
@@ -54,6 +74,16 @@ fn check(timeline: &[(u64, Event)], expected: Expect) {
             Event::Poll(queued) => action(lifecycle.poll(now, queued)),
             Event::Closed(queued) => action(lifecycle.closed(now, queued)),
             Event::Retire(queued) => action(lifecycle.retire(now, queued)),
+            Event::Parked => {
+                lifecycle.parked();
+                "-".into()
+            }
+            Event::Evict(how) => action(lifecycle.evict(now, 0, how)),
+            Event::Abandon => action(lifecycle.load_abandoned(0)),
+            Event::Plan(plan) => {
+                lifecycle.set_plan(plan);
+                "-".into()
+            }
         };
         let stage = match lifecycle.stage() {
             Stage::Failed { .. } => "Failed".into(),
@@ -62,7 +92,11 @@ fn check(timeline: &[(u64, Event)], expected: Expect) {
         let wake = lifecycle
             .wake_at()
             .map_or(String::new(), |at| format!(", wakes at {}", show(at)));
-        writeln!(shown, "{millis} {event:?}: {answer} → {stage}{wake}").unwrap();
+        let event = match event {
+            Event::Plan(_) => "Plan".into(),
+            event => format!("{event:?}"),
+        };
+        writeln!(shown, "{millis} {event}: {answer} → {stage}{wake}").unwrap();
     }
     expected.assert_eq(&shown);
 }
@@ -280,7 +314,7 @@ fn request_that_met_a_closing_model_is_answered_even_when_it_is_retired() {
 #[test]
 fn back_off_survives_extreme_policies() {
     let mut lifecycle = Lifecycle::new(LifecyclePolicy {
-        keep_alive: None,
+        plan: IdlePlan::default(),
         retry_backoff: Duration::MAX,
         retry_backoff_max: Duration::MAX,
     });
@@ -294,219 +328,277 @@ fn back_off_survives_extreme_policies() {
     }
 }
 
-/// What the driver knows: the truth the lifecycle's answers are held against.
-struct World {
-    lifecycle: Lifecycle,
-    now: Timestamp,
-    loading: bool,
-    session: bool,
-    closing: bool,
-    wanted: bool,
-    queued: usize,
-    running: usize,
-    retired: bool,
-    last_activity: Timestamp,
-    keep_alive: Option<Duration>,
+#[test]
+fn idle_model_parks_then_closes_and_a_call_turns_it_around() {
+    use Event::*;
+    check(
+        &[
+            (0, Plan(STAGED)),
+            (0, Demand),
+            (10, Loaded),
+            (30, Poll(0)),
+            (31, Parked),
+            (40, Demand),
+            (60, Poll(0)),
+            (61, Demand),
+            (62, Start),
+            (63, Parked),
+            (64, Finish),
+            (84, Poll(0)),
+            (85, Poll(0)),
+            (86, Parked),
+            (113, Poll(0)),
+            (114, Poll(0)),
+            (115, Closed(0)),
+        ],
+        expect![[r#"
+            0 Plan: - → Cold
+            0 Demand: StartLoad → Loading
+            10 Loaded: - → Warm, wakes at 30
+            30 Poll(0): Park → Parked
+            31 Parked: - → Parked, wakes at 60
+            40 Demand: Run → Warm, wakes at 60
+            60 Poll(0): Park → Parked
+            61 Demand: Run → Warm
+            62 Start: - → Warm
+            63 Parked: - → Warm
+            64 Finish: - → Warm, wakes at 84
+            84 Poll(0): Park → Parked
+            85 Poll(0): - → Parked
+            86 Parked: - → Parked, wakes at 114
+            113 Poll(0): - → Parked, wakes at 114
+            114 Poll(0): CloseSession → Closing
+            115 Closed(0): - → Cold, wakes at 264
+        "#]],
+    );
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    Demand { request: bool },
-    LoadEnds { well: bool },
-    TakeBatch,
-    Finish,
-    Cancel,
-    Closed,
-    Poll,
-    Retire,
-    Pass(u64),
+#[test]
+fn closed_model_is_loaded_ahead_of_the_expected_call() {
+    use Event::*;
+    check(
+        &[
+            (0, Plan(STAGED)),
+            (0, Demand),
+            (10, Loaded),
+            (60, Poll(0)),
+            (61, Closed(0)),
+            (199, Poll(0)),
+            (200, Poll(0)),
+            (210, Loaded),
+            (230, Poll(0)),
+            (230, Parked),
+            (240, Demand),
+        ],
+        expect![[r#"
+            0 Plan: - → Cold
+            0 Demand: StartLoad → Loading
+            10 Loaded: - → Warm, wakes at 30
+            60 Poll(0): CloseSession → Closing
+            61 Closed(0): - → Cold, wakes at 200
+            199 Poll(0): - → Cold, wakes at 200
+            200 Poll(0): StartLoad → Loading
+            210 Loaded: - → Warm, wakes at 230
+            230 Poll(0): Park → Parked
+            230 Parked: - → Parked, wakes at 280
+            240 Demand: Run → Warm, wakes at 260
+        "#]],
+    );
 }
 
-impl World {
-    fn new(keep_alive: Option<u64>) -> Self {
-        let keep_alive = keep_alive.map(Duration::from_millis);
-        Self {
-            lifecycle: Lifecycle::new(LifecyclePolicy {
-                keep_alive,
-                ..policy()
-            }),
-            now: at(1),
-            loading: false,
-            session: false,
-            closing: false,
-            wanted: false,
-            queued: 0,
-            running: 0,
-            retired: false,
-            last_activity: Timestamp::ZERO,
-            keep_alive,
-        }
-    }
-
-    fn step(&mut self, step: Step) {
-        let now = self.now;
-        match step {
-            Step::Demand { request } => self.demand(request),
-            Step::LoadEnds { well } if self.loading => {
-                self.loading = false;
-                if well {
-                    self.session = true;
-                    self.last_activity = now;
-                    let action = self.lifecycle.loaded(now);
-                    assert!(action.is_none() || self.retired);
-                    self.perform(action);
-                } else {
-                    let retry_at = self.lifecycle.load_failed(now);
-                    assert!(retry_at > now && retry_at <= now + policy().retry_backoff_max);
-                    self.queued = 0;
-                }
-            }
-            Step::TakeBatch if self.can_run() && self.queued > 0 => {
-                self.queued -= 1;
-                self.running += 1;
-                self.last_activity = now;
-                self.lifecycle.run_started(now);
-            }
-            Step::Finish if self.running > 0 => {
-                self.running -= 1;
-                self.last_activity = now;
-                self.lifecycle.run_finished(now);
-            }
-            Step::Cancel => self.queued = self.queued.saturating_sub(1),
-            Step::Closed if self.closing => {
-                self.closing = false;
-                self.session = false;
-                let expects_load = self.queued > 0 || (self.wanted && !self.retired);
-                self.wanted = false;
-                let action = self.lifecycle.closed(now, self.queued);
-                assert_eq!(action == Some(Action::StartLoad), expects_load);
-                self.perform(action);
-            }
-            Step::Poll => {
-                let action = self.lifecycle.poll(now, self.queued);
-                let idle = self
-                    .keep_alive
-                    .is_some_and(|keep| now >= self.last_activity + keep);
-                let free = self.can_run() && self.queued == 0 && self.running == 0;
-                assert_eq!(action.is_some(), free && (idle || self.retired));
-                self.perform(action);
-            }
-            Step::Retire => {
-                self.retired = true;
-                let action = self.lifecycle.retire(now, self.queued);
-                self.perform(action);
-            }
-            Step::Pass(millis) => self.now = now + Duration::from_millis(millis),
-            _ => {}
-        }
-        self.check();
-    }
-
-    fn demand(&mut self, request: bool) {
-        let answer = self.lifecycle.demand(self.now);
-        assert_eq!(answer == Demand::Retired, self.retired);
-        match answer {
-            Demand::Run => assert!(self.can_run()),
-            Demand::Wait => {
-                assert!(self.loading || self.closing);
-                self.wanted |= self.closing;
-            }
-            Demand::StartLoad => self.perform(Some(Action::StartLoad)),
-            Demand::Refuse { retry_at } => {
-                assert!(self.now < retry_at);
-                return;
-            }
-            Demand::Retired => return,
-        }
-        self.last_activity = self.now;
-        self.queued += usize::from(request);
-    }
-
-    fn perform(&mut self, action: Option<Action>) {
-        match action {
-            Some(Action::StartLoad) => {
-                assert!(!self.loading && !self.session && !self.closing);
-                self.loading = true;
-            }
-            Some(Action::CloseSession) => {
-                assert!(self.session && !self.closing);
-                assert_eq!((self.running, self.queued), (0, 0));
-                self.closing = true;
-            }
-            None => {}
-        }
-    }
-
-    fn can_run(&self) -> bool {
-        self.session && !self.closing
-    }
-
-    fn check(&self) {
-        let stage = self.lifecycle.stage();
-        assert_eq!(stage == Stage::Loading, self.loading);
-        assert_eq!(stage == Stage::Closing, self.closing);
-        assert_eq!(stage == Stage::Warm, self.can_run());
-        assert_eq!(self.lifecycle.is_retiring(), self.retired);
-    }
-
-    /// Everything under way ends, and the driver sleeps until it is woken.
-    fn settle(&mut self) {
-        for _ in 0..100 {
-            self.step(Step::LoadEnds { well: true });
-            while self.can_run() && self.queued > 0 {
-                self.step(Step::TakeBatch);
-            }
-            while self.running > 0 {
-                self.step(Step::Finish);
-            }
-            self.step(Step::Poll);
-            self.step(Step::Closed);
-            if let Some(at) = self.lifecycle.wake_at() {
-                self.now = self.now.max(at);
-            }
-        }
-    }
+#[test]
+fn model_loaded_ahead_in_vain_goes_back_and_waits_for_a_call() {
+    use Event::*;
+    check(
+        &[
+            (0, Plan(STAGED)),
+            (0, Demand),
+            (10, Loaded),
+            (60, Poll(0)),
+            (61, Closed(0)),
+            (200, Poll(0)),
+            (210, Loaded),
+            (279, Poll(0)),
+            (279, Parked),
+            (280, Poll(0)),
+            (281, Closed(0)),
+            (9000, Poll(0)),
+            (9000, Demand),
+        ],
+        expect![[r#"
+            0 Plan: - → Cold
+            0 Demand: StartLoad → Loading
+            10 Loaded: - → Warm, wakes at 30
+            60 Poll(0): CloseSession → Closing
+            61 Closed(0): - → Cold, wakes at 200
+            200 Poll(0): StartLoad → Loading
+            210 Loaded: - → Warm, wakes at 230
+            279 Poll(0): Park → Parked
+            279 Parked: - → Parked, wakes at 280
+            280 Poll(0): CloseSession → Closing
+            281 Closed(0): - → Cold
+            9000 Poll(0): - → Cold
+            9000 Demand: StartLoad → Loading
+        "#]],
+    );
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let step = prop_oneof![
-        4 => any::<bool>().prop_map(|request| Step::Demand { request }),
-        3 => any::<bool>().prop_map(|well| Step::LoadEnds { well }),
-        3 => Just(Step::TakeBatch),
-        3 => Just(Step::Finish),
-        1 => Just(Step::Cancel),
-        2 => Just(Step::Closed),
-        4 => Just(Step::Poll),
-        1 => prop::bool::weighted(0.2).prop_map(|retire| match retire {
-            true => Step::Retire,
-            false => Step::Poll,
-        }),
-        4 => (0u64..150).prop_map(Step::Pass),
-    ];
-    prop::collection::vec(step, 0..60)
+#[test]
+fn load_ahead_that_finds_no_memory_is_dropped_unless_somebody_came() {
+    use Event::*;
+    check(
+        &[
+            (0, Plan(STAGED)),
+            (0, Demand),
+            (10, Loaded),
+            (60, Poll(0)),
+            (61, Closed(0)),
+            (200, Poll(0)),
+            (201, Abandon),
+            (300, Demand),
+            (310, Loaded),
+            (360, Poll(0)),
+            (361, Closed(0)),
+            (500, Poll(0)),
+            (501, Demand),
+            (502, Abandon),
+            (503, Loaded),
+        ],
+        expect![[r#"
+            0 Plan: - → Cold
+            0 Demand: StartLoad → Loading
+            10 Loaded: - → Warm, wakes at 30
+            60 Poll(0): CloseSession → Closing
+            61 Closed(0): - → Cold, wakes at 200
+            200 Poll(0): StartLoad → Loading
+            201 Abandon: - → Cold
+            300 Demand: StartLoad → Loading
+            310 Loaded: - → Warm, wakes at 330
+            360 Poll(0): CloseSession → Closing
+            361 Closed(0): - → Cold, wakes at 500
+            500 Poll(0): StartLoad → Loading
+            501 Demand: Wait → Loading
+            502 Abandon: StartLoad → Loading
+            503 Loaded: - → Warm, wakes at 523
+        "#]],
+    );
 }
 
-proptest! {
-    #[test]
-    fn no_sequence_of_events_breaks_a_law_or_strands_the_model(
-        keep_alive in prop_oneof![Just(None), Just(Some(0)), Just(Some(100))],
-        steps in steps(),
-        retire in any::<bool>(),
-    ) {
-        let mut world = World::new(keep_alive);
-        for step in steps {
-            world.step(step);
+#[test]
+fn pressure_takes_only_what_is_idle() {
+    use Event::*;
+    check(
+        &[
+            (0, Evict(How::Close)),
+            (0, Demand),
+            (1, Evict(How::Close)),
+            (10, Loaded),
+            (11, Start),
+            (12, Evict(How::Park)),
+            (13, Finish),
+            (14, Evict(How::Park)),
+            (15, Evict(How::Close)),
+            (16, Parked),
+            (17, Evict(How::Park)),
+            (18, Evict(How::Close)),
+            (19, Demand),
+            (20, Closed(0)),
+        ],
+        expect![[r#"
+            0 Evict(Close): - → Cold
+            0 Demand: StartLoad → Loading
+            1 Evict(Close): - → Loading
+            10 Loaded: - → Warm, wakes at 110
+            11 Start: - → Warm
+            12 Evict(Park): - → Warm
+            13 Finish: - → Warm, wakes at 113
+            14 Evict(Park): Park → Parked
+            15 Evict(Close): - → Parked
+            16 Parked: - → Parked, wakes at 113
+            17 Evict(Park): - → Parked, wakes at 113
+            18 Evict(Close): CloseSession → Closing
+            19 Demand: Wait → Closing
+            20 Closed(0): StartLoad → Loading
+        "#]],
+    );
+}
+
+#[test]
+fn parked_model_retires_like_a_warm_one() {
+    use Event::*;
+    check(
+        &[
+            (0, Plan(STAGED)),
+            (0, Demand),
+            (10, Loaded),
+            (30, Poll(0)),
+            (31, Retire(0)),
+            (32, Parked),
+            (32, Poll(0)),
+            (33, Closed(0)),
+            (500, Poll(0)),
+        ],
+        expect![[r#"
+            0 Plan: - → Cold
+            0 Demand: StartLoad → Loading
+            10 Loaded: - → Warm, wakes at 30
+            30 Poll(0): Park → Parked
+            31 Retire(0): - → Parked
+            32 Parked: - → Parked, wakes at 10
+            32 Poll(0): CloseSession → Closing
+            33 Closed(0): - → Retired
+            500 Poll(0): - → Retired
+        "#]],
+    );
+}
+
+#[test]
+fn pressure_after_the_expected_call_was_due_does_not_bring_the_model_straight_back() {
+    let mut lifecycle = Lifecycle::new(LifecyclePolicy {
+        plan: IdlePlan {
+            close_after: None,
+            ..STAGED
+        },
+        ..policy()
+    });
+    lifecycle.demand(at(0));
+    lifecycle.loaded(at(10));
+    assert_eq!(
+        lifecycle.evict(at(300), 0, How::Close),
+        Some(Action::CloseSession)
+    );
+    lifecycle.closed(at(301), 0);
+    assert_eq!(lifecycle.wake_at(), None);
+    assert_eq!(lifecycle.poll(at(302), 0), None);
+}
+
+#[test]
+fn loads_ahead_of_calls_are_counted_with_those_in_vain() {
+    let mut lifecycle = Lifecycle::new(LifecyclePolicy {
+        plan: STAGED,
+        ..policy()
+    });
+    for round in 0..4 {
+        let start = round * 10_000;
+        lifecycle.demand(at(start));
+        if lifecycle.stage() == Stage::Loading {
+            lifecycle.loaded(at(start));
         }
-        if retire {
-            world.step(Step::Retire);
+        lifecycle.poll(at(start + 50), 0);
+        lifecycle.closed(at(start + 50), 0);
+        lifecycle.poll(at(start + 200), 0);
+        assert!(lifecycle.is_anticipating());
+        lifecycle.loaded(at(start + 200));
+        if round % 2 == 0 {
+            lifecycle.demand(at(start + 210));
+            assert!(!lifecycle.is_anticipating());
         }
-        world.settle();
-        assert_eq!((world.queued, world.running), (0, 0));
-        match world.lifecycle.stage() {
-            Stage::Retired => assert!(world.retired),
-            Stage::Cold | Stage::Failed { .. } => assert!(!world.retired),
-            Stage::Warm => assert!(!world.retired && keep_alive.is_none()),
-            stage => panic!("left {stage:?}"),
-        }
+        lifecycle.poll(at(start + 290), 0);
+        lifecycle.closed(at(start + 290), 0);
     }
+    let counted = PrewarmCount {
+        started: 4,
+        wasted: 2,
+    };
+    assert_eq!(lifecycle.prewarms(), counted);
 }

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use dormouse_client::{Client, InferRequest, InferResponse, ModelMetadata, Tensor};
 use dormouse_core::shape::DisplayShape;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::tensors::{self, Random, Source};
 use super::{ConnectionArgs, Reply, explain, listing, usage};
 use crate::cli::output::{self, Screen};
+use crate::cli::waterfall::cold_start_json;
 
 /// How many elements of an output people get to see.
 const SHOWN_ELEMENTS: usize = 12;
@@ -202,17 +203,7 @@ fn response_json(response: &InferResponse, latencies: &[Duration]) -> anyhow::Re
         "latency_seconds": latencies.iter().map(seconds).collect::<Vec<_>>(),
     });
     if let Some(cold) = response.timing() {
-        let stage = |stage: &dormouse_client::Stage| {
-            json!({
-                "name": stage.name,
-                "start_seconds": stage.start.map(|start| start.as_secs_f64()),
-                "seconds": stage.duration.as_secs_f64(),
-            })
-        };
-        value["cold_start"] = json!({
-            "seconds": cold.total.as_secs_f64(),
-            "stages": cold.stages.iter().map(stage).collect::<Value>(),
-        });
+        value["cold_start"] = cold_start_json(cold);
     }
     Ok(output::json(&value))
 }

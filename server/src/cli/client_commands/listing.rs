@@ -6,7 +6,7 @@ use dormouse_client::{Client, IndexEntry, ModelMetadata, ModelState, TensorMetad
 use dormouse_core::shape::DisplayShape;
 use serde_json::{Value, json};
 
-use super::{ConnectionArgs, Reply, explain};
+use super::{ConnectionArgs, Reply, explain, timeline};
 use crate::cli::output::{self, Screen};
 
 /// List the models of a server's repository.
@@ -18,6 +18,16 @@ pub struct ModelsArgs {
     /// Show inputs and outputs, too
     #[arg(long, short)]
     pub verbose: bool,
+    /// Show instead what waking this model spent its time on
+    #[arg(long, value_name = "MODEL", conflicts_with_all = ["ready", "verbose"])]
+    pub timeline: Option<String>,
+    /// Only this version of the model
+    #[arg(long, requires = "timeline")]
+    pub version: Option<String>,
+    /// How many of its cold starts, the latest last
+    #[arg(long, value_name = "N", requires = "timeline", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub last: u16,
     #[command(flatten)]
     pub connection: ConnectionArgs,
 }
@@ -48,6 +58,11 @@ pub(super) async fn models(
     arguments: ModelsArgs,
     screen: &Screen,
 ) -> anyhow::Result<Reply> {
+    if let Some(model) = &arguments.timeline {
+        let version = arguments.version.as_deref().unwrap_or_default();
+        let last = usize::from(arguments.last);
+        return timeline::timeline(client, (model, version), last, screen).await;
+    }
     let index = client.repository_index(arguments.ready).await;
     let index = index.map_err(|error| explain(client, error, "cannot list the models"))?;
     let mut lines = Vec::with_capacity(index.len());

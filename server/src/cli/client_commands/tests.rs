@@ -59,11 +59,7 @@ async fn an_address_that_is_none_is_a_usage_error() {
     assert_eq!(code.unwrap(), 2);
 }
 
-const TABLE: Screen = Screen {
-    format: OutputFormat::Table,
-    terminal: false,
-    width: None,
-};
+const TABLE: Screen = crate::cli::output::tests::PLAIN;
 const JSON: Screen = Screen {
     format: OutputFormat::Json,
     ..TABLE
@@ -117,6 +113,66 @@ async fn models_are_listed_with_their_signature() {
     let json = parsed("dormouse models -v").await;
     assert_eq!(json[0]["inputs"][1]["name"], "right");
     assert_eq!(json[1]["state"], "UNAVAILABLE");
+}
+
+#[tokio::test]
+async fn the_last_cold_start_is_a_waterfall() {
+    expect![[r#"
+        add version 1 woke from the prepared store in 20.0 ms at 2023-11-14T22:13:50Z
+          map          2.00 ms  ##
+          populate     12.0 ms    ############                            60.0 MB  5.00 GB/s
+          session      18.0 ms    ##################
+          first-run    20.0 ms                      ####################
+          total        20.0 ms  ####################
+          doing stages side by side saved 10.0 ms
+    "#]]
+    .assert_eq(&shown("dormouse models --timeline add").await);
+    let two = shown("dormouse models --timeline add --version 1 --last 5").await;
+    let heads: Vec<_> = two.lines().filter(|line| line.starts_with("add")).collect();
+    assert_eq!(
+        heads,
+        [
+            "add version 1 woke from the prepared store in 20.0 ms at 2023-11-14T22:13:20Z, ahead of any request",
+            "add version 1 woke from the prepared store in 20.0 ms at 2023-11-14T22:13:50Z",
+        ]
+    );
+    let json = parsed("dormouse models --timeline add --json").await;
+    let cold = &json[0]["cold_starts"][0];
+    assert_eq!(cold["started"], "2023-11-14T22:13:50.000Z");
+    assert_eq!(cold["stages"][1]["bytes"], 60_000_000);
+    assert_eq!(cold["stages"][2]["lane"], 1);
+    assert_eq!(cold["overlap_seconds"], 0.01);
+}
+
+#[tokio::test]
+async fn a_model_that_was_never_woken_says_so() {
+    assert_eq!(
+        shown("dormouse models --timeline add --version 2").await,
+        "add version 2 has not been woken since its server started\n"
+    );
+    assert_eq!(
+        shown("dormouse models --timeline add --version 3").await,
+        "add version 3 has run, but its server tells of no cold start\n"
+    );
+    let json = parsed("dormouse models --timeline add --version 2").await;
+    assert_eq!(json[0]["cold_starts"], serde_json::json!([]));
+}
+
+#[test]
+fn the_timeline_has_options_of_its_own() {
+    for line in [
+        "dormouse models --last 2",
+        "dormouse models --version 1",
+        "dormouse models --timeline add --last 0",
+        "dormouse models --timeline add --ready",
+        "dormouse models --json --format table",
+    ] {
+        assert!(Line::try_parse_from(line.split(' ')).is_err(), "{line}");
+    }
+    let ClientCommand::Models(arguments) = command("dormouse models --timeline add --json") else {
+        panic!("another command");
+    };
+    assert_eq!(arguments.connection.format(), Some(OutputFormat::Json));
 }
 
 #[tokio::test]

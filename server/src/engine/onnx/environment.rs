@@ -16,7 +16,9 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::OnnxOptions;
+use super::allocator;
 use super::status::{check, clean};
+use super::threads;
 use crate::engine::EngineError;
 
 static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
@@ -34,6 +36,8 @@ pub(super) struct Environment {
     pub(super) allocator: NonNull<sys::OrtAllocator>,
     /// Threads of the shared pools; none when sessions bring their own.
     pub(super) shared: Option<SharedThreads>,
+    /// Sessions may use the allocator of [`allocator`].
+    pub(super) has_allocator: bool,
     pub(super) version: String,
     library: PathBuf,
 }
@@ -113,26 +117,27 @@ impl Environment {
         let log_id = c"dormouse".as_ptr();
         let level = sys::OrtLoggingLevel::ORT_LOGGING_LEVEL_WARNING;
         if let Some(shared) = shared {
-            let threads = ThreadingOptions::new(api)?;
+            let pools = ThreadingOptions::new(api)?;
+            threads::for_shared_pools(api, pools.0.1)?;
             let intra = options
                 .intra_op_threads
                 .filter(|&count| count > 0)
                 .unwrap_or_else(cores);
-            // SAFETY: `threads` is alive, every number is within an `int`, the logger is a
+            // SAFETY: `pools` is alive, every number is within an `int`, the logger is a
             // function that lives for ever and takes no state, and `env` is a place for one
             // pointer.
             unsafe {
                 check(
                     api,
-                    (api.SetGlobalIntraOpNumThreads)(threads.0.1, c_int(intra)?),
+                    (api.SetGlobalIntraOpNumThreads)(pools.0.1, c_int(intra)?),
                 )?;
                 check(
                     api,
-                    (api.SetGlobalInterOpNumThreads)(threads.0.1, c_int(shared.inter)?),
+                    (api.SetGlobalInterOpNumThreads)(pools.0.1, c_int(shared.inter)?),
                 )?;
                 check(
                     api,
-                    (api.SetGlobalSpinControl)(threads.0.1, i32::from(options.allow_spinning)),
+                    (api.SetGlobalSpinControl)(pools.0.1, i32::from(options.allow_spinning)),
                 )?;
                 check(
                     api,
@@ -141,7 +146,7 @@ impl Environment {
                         ptr::null_mut(),
                         level,
                         log_id,
-                        threads.0.1,
+                        pools.0.1,
                         &mut env,
                     ),
                 )?;
@@ -155,7 +160,7 @@ impl Environment {
         let env = NonNull::new(env).ok_or_else(|| missing("environment"))?;
 
         let mut memory = ptr::null_mut();
-        let mut allocator = ptr::null_mut();
+        let mut default_allocator = ptr::null_mut();
         // SAFETY: `env` was just created; the others are places for one pointer each.
         unsafe {
             check(api, (api.DisableTelemetryEvents)(env.as_ptr()))?;
@@ -167,14 +172,23 @@ impl Environment {
                     &mut memory,
                 ),
             )?;
-            check(api, (api.GetAllocatorWithDefaultOptions)(&mut allocator))?;
+            check(
+                api,
+                (api.GetAllocatorWithDefaultOptions)(&mut default_allocator),
+            )?;
+        }
+        let default_allocator =
+            NonNull::new(default_allocator).ok_or_else(|| missing("allocator"))?;
+        if let Some(cache_bytes) = options.shared_cache_bytes {
+            allocator::register(api, env, default_allocator, cache_bytes)?;
         }
         Ok(Self {
             api,
             env,
             memory: NonNull::new(memory).ok_or_else(|| missing("memory description"))?,
-            allocator: NonNull::new(allocator).ok_or_else(|| missing("allocator"))?,
+            allocator: default_allocator,
             shared,
+            has_allocator: options.shared_cache_bytes.is_some(),
             version: version(&library).unwrap_or_else(|| ort::info().to_owned()),
             library,
         })
@@ -253,7 +267,11 @@ impl Drop for ThreadingOptions {
 }
 
 /// What ONNX Runtime complains about and is as it should be.
-const EXPECTED: [&str; 2] = ["device discovery failed", "terminate flag being set"];
+const EXPECTED: [&str; 3] = [
+    "device discovery failed",
+    "terminate flag being set",
+    "Serializing optimized model with Graph Optimization level",
+];
 
 /// Passes ONNX Runtime's warnings and errors on to our log.
 #[expect(unsafe_code, reason = "reads the C strings of a log callback")]

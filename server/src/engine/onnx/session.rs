@@ -7,11 +7,13 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dormouse_core::shape::Shape;
+use dormouse_core::shape::{DisplayShape, Shape};
 use ort::sys;
 use smallvec::SmallVec;
 
+use super::allocator::Owner;
 use super::environment::{Environment, missing};
+use super::prepared::Lent;
 use super::session_options::SessionOptions;
 use super::status::check;
 use super::value::{Input, Value, datatype, output};
@@ -30,6 +32,18 @@ pub(super) struct OnnxSession {
     output_names: Vec<CString>,
     /// Each run ends with handing unused memory of the arena back.
     shrinks_arena: bool,
+    /// Whose the session's buffers are in the shared allocator.
+    owner: Owner,
+    /// Weights of a prepared session. Not in `drop` but after it: the session goes first.
+    lent: Option<Lent>,
+}
+
+/// What a session is built from.
+#[derive(Clone, Copy)]
+pub(super) enum Graph<'a> {
+    Bytes(&'a [u8]),
+    /// A file that is read while the session is built.
+    Path(&'a CStr),
 }
 
 #[expect(unsafe_code, reason = "a session holds a pointer of the C API")]
@@ -45,23 +59,43 @@ impl OnnxSession {
     #[expect(unsafe_code, reason = "builds a session through the C API")]
     pub(super) fn open(
         environment: &'static Environment,
-        graph: &[u8],
+        graph: Graph<'_>,
         options: &SessionOptions<'_>,
         shrinks_arena: bool,
+        lent: Option<Lent>,
     ) -> Result<Self, EngineError> {
         let api = environment.api;
+        let owner = Owner::new();
+        let _entered = owner.enter();
+        let env = environment.env.as_ptr();
         let mut session = ptr::null_mut();
+        let packed = lent.as_ref().and_then(|lent| lent.packed.as_ref());
         // SAFETY: environment and options are alive, the graph is valid for its length, and
         // the external data that the options lend stays borrowed until this returns; ONNX Runtime
-        // copies both (entries that would make it keep pointers are refused).
+        // copies both (entries that would make it keep pointers are refused). Values given as
+        // initializers and the container of packed weights are kept by `lent` beyond the session.
         check(api, unsafe {
-            (api.CreateSessionFromArray)(
-                environment.env.as_ptr(),
-                graph.as_ptr().cast(),
-                graph.len(),
-                options.as_ptr(),
-                &mut session,
-            )
+            match (graph, packed) {
+                (Graph::Bytes(bytes), None) => (api.CreateSessionFromArray)(
+                    env,
+                    bytes.as_ptr().cast(),
+                    bytes.len(),
+                    options.as_ptr(),
+                    &mut session,
+                ),
+                (Graph::Bytes(bytes), Some(packed)) => (api
+                    .CreateSessionFromArrayWithPrepackedWeightsContainer)(
+                    env,
+                    bytes.as_ptr().cast(),
+                    bytes.len(),
+                    options.as_ptr(),
+                    packed.as_ptr(),
+                    &mut session,
+                ),
+                (Graph::Path(path), _) => {
+                    (api.CreateSession)(env, path.as_ptr(), options.as_ptr(), &mut session)
+                }
+            }
         })?;
         let session = NonNull::new(session).ok_or_else(|| missing("session"))?;
         let mut opened = Self {
@@ -73,6 +107,8 @@ impl OnnxSession {
             input_names: Vec::new(),
             output_names: Vec::new(),
             shrinks_arena,
+            owner,
+            lent,
         };
         let (inputs, mut names) = opened.signature(
             api.SessionGetInputCount,
@@ -91,6 +127,7 @@ impl OnnxSession {
         )?;
         names.extend(optional_names);
         opened.inputs = inputs;
+        opened.tell_shapes();
         opened.optional_inputs = optional_inputs;
         opened.input_names = names;
         opened.outputs = outputs;
@@ -153,6 +190,43 @@ impl OnnxSession {
         Ok((tensors, names))
     }
 
+    /// Fills in the shapes that the session was not told.
+    fn tell_shapes(&mut self) {
+        let Some(lent) = &self.lent else {
+            return;
+        };
+        for input in &mut self.inputs {
+            if input.dims.is_none() {
+                input.dims = lent.shapes.get(&input.name).cloned();
+            }
+        }
+    }
+
+    /// Checks what ONNX Runtime cannot check because it was not told the input's shape.
+    fn check_shape(&self, declared: &SessionTensor, tensor: &Tensor) -> Result<(), EngineError> {
+        let untold = self
+            .lent
+            .as_ref()
+            .and_then(|lent| lent.shapes.get(&declared.name));
+        let Some(expected) = untold else {
+            return Ok(());
+        };
+        let fits = expected.len() == tensor.shape.len()
+            && expected
+                .iter()
+                .zip(&tensor.shape)
+                .all(|(&expected, &given)| expected < 0 || expected == given);
+        if fits {
+            return Ok(());
+        }
+        Err(EngineError::Failed(format!(
+            "input '{}' has shape {}, the model expects {}",
+            declared.name,
+            DisplayShape(&tensor.shape),
+            DisplayShape(expected)
+        )))
+    }
+
     fn input(&self, index: usize) -> Option<&SessionTensor> {
         match index.checked_sub(self.inputs.len()) {
             None => self.inputs.get(index),
@@ -180,6 +254,7 @@ impl OnnxSession {
                 declared.name, tensor.datatype
             )));
         }
+        self.check_shape(declared, tensor)?;
         Input::new(self.environment, &declared.name, tensor)
     }
 }
@@ -212,6 +287,7 @@ impl Session for OnnxSession {
         if outputs.is_empty() {
             return Err(EngineError::Failed("no output was asked for".to_owned()));
         }
+        let _entered = self.owner.enter();
         let mut fed: SmallVec<[Input; 4]> = SmallVec::new();
         let mut input_names: SmallVec<[*const std::ffi::c_char; 8]> = SmallVec::new();
         let mut input_values: SmallVec<[*const sys::OrtValue; 8]> = SmallVec::new();
@@ -270,6 +346,10 @@ impl Session for OnnxSession {
             return Err(EngineError::Terminated);
         }
         ran?;
+        let lent = |address| {
+            fed.iter().any(|input| input.covers(address))
+                || self.lent.as_ref().is_some_and(|lent| lent.covers(address))
+        };
         outputs
             .iter()
             .zip(values)
@@ -278,9 +358,13 @@ impl Session for OnnxSession {
                 let value = value.ok_or_else(|| {
                     EngineError::Failed(format!("the run gave no value for output '{name}'"))
                 })?;
-                output(name, value, &fed)
+                output(name, value, lent)
             })
             .collect()
+    }
+
+    fn release_memory(&self) {
+        self.owner.leave();
     }
 
     #[expect(unsafe_code, reason = "creates run options through the C API")]
@@ -310,6 +394,7 @@ impl Drop for OnnxSession {
     fn drop(&mut self) {
         // SAFETY: owned, released once; runs borrow the session, so none is under way.
         unsafe { (self.environment.api.ReleaseSession)(self.session.as_ptr()) }
+        self.owner.leave();
     }
 }
 

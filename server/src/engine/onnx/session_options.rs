@@ -1,7 +1,9 @@
 //! How a session is built, in ONNX Runtime's terms.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::marker::PhantomData;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::ptr::{self, NonNull};
 
 use dormouse_model_store::spec::{GraphLevel, SessionSpec};
@@ -10,6 +12,8 @@ use ort::sys;
 use super::OnnxOptions;
 use super::environment::{Environment, c_int, missing};
 use super::status::check;
+use super::threads;
+use super::value::Value;
 use crate::engine::EngineError;
 
 /// Parts of configuration keys that a model must not set: those that name files, and those that
@@ -44,7 +48,7 @@ impl<'a> SessionOptions<'a> {
     ) -> Result<Self, EngineError> {
         let mut options = Self::empty(environment)?;
         options.threads(engine, spec)?;
-        options.memory(spec)?;
+        options.memory(engine, spec)?;
         options.graph(spec)?;
         for (key, value) in &spec.entries {
             if let Some((_, why)) = REFUSED.iter().find(|(part, _)| key.contains(part)) {
@@ -111,6 +115,7 @@ impl<'a> SessionOptions<'a> {
             check(api, (api.SetIntraOpNumThreads)(options, c_int(intra)?))?;
             check(api, (api.SetInterOpNumThreads)(options, c_int(inter)?))?;
         }
+        threads::for_session(api, options)?;
         let spin = if engine.allow_spinning { "1" } else { "0" };
         for key in [
             "session.intra_op.allow_spinning",
@@ -122,7 +127,7 @@ impl<'a> SessionOptions<'a> {
     }
 
     #[expect(unsafe_code, reason = "sets options of the C API")]
-    fn memory(&mut self, spec: &SessionSpec) -> Result<(), EngineError> {
+    fn memory(&mut self, engine: &OnnxOptions, spec: &SessionSpec) -> Result<(), EngineError> {
         let api = self.environment.api;
         let options = self.options.as_ptr();
         // SAFETY: the options are alive.
@@ -138,18 +143,17 @@ impl<'a> SessionOptions<'a> {
                 None => {}
             }
         }
+        // Whoever says what the arena should do gets an arena, or none, as told.
+        let says_nothing = spec.memory_arena.is_none() && !spec.shrinks_arena;
+        if self.environment.has_allocator && engine.shared_cache_bytes.is_some() && says_nothing {
+            self.default_entry(spec, "session.use_env_allocators", "1")?;
+        }
         // Weights do not come and go, so the arena, which grows by doubling, is no place for them.
         self.default_entry(spec, "session.use_device_allocator_for_initializers", "1")
     }
 
     #[expect(unsafe_code, reason = "sets options of the C API")]
-    fn graph(&mut self, spec: &SessionSpec) -> Result<(), EngineError> {
-        let level = match spec.graph_level {
-            GraphLevel::Disabled => sys::GraphOptimizationLevel::ORT_DISABLE_ALL,
-            GraphLevel::Basic => sys::GraphOptimizationLevel::ORT_ENABLE_BASIC,
-            GraphLevel::Extended => sys::GraphOptimizationLevel::ORT_ENABLE_EXTENDED,
-            GraphLevel::All => sys::GraphOptimizationLevel::ORT_ENABLE_ALL,
-        };
+    fn level(&mut self, level: sys::GraphOptimizationLevel) -> Result<(), EngineError> {
         let api = self.environment.api;
         // SAFETY: the options are alive.
         check(api, unsafe {
@@ -157,7 +161,49 @@ impl<'a> SessionOptions<'a> {
         })
     }
 
-    fn default_entry(
+    fn graph(&mut self, spec: &SessionSpec) -> Result<(), EngineError> {
+        let level = match spec.graph_level {
+            GraphLevel::Disabled => sys::GraphOptimizationLevel::ORT_DISABLE_ALL,
+            GraphLevel::Basic => sys::GraphOptimizationLevel::ORT_ENABLE_BASIC,
+            GraphLevel::Extended => sys::GraphOptimizationLevel::ORT_ENABLE_EXTENDED,
+            GraphLevel::All => sys::GraphOptimizationLevel::ORT_ENABLE_ALL,
+        };
+        self.level(level)
+    }
+
+    /// Takes the graph as it is.
+    pub(super) fn unoptimized(&mut self) -> Result<(), EngineError> {
+        self.level(sys::GraphOptimizationLevel::ORT_DISABLE_ALL)
+    }
+
+    /// Has the optimised graph written to a file.
+    #[expect(unsafe_code, reason = "sets options of the C API")]
+    pub(super) fn optimized_model(&mut self, file: &Path) -> Result<(), EngineError> {
+        let path = CString::new(file.as_os_str().as_bytes())
+            .map_err(|_| EngineError::Failed(format!("path {} has a zero byte", file.display())))?;
+        let api = self.environment.api;
+        // SAFETY: the options are alive and the path is copied by the call.
+        check(api, unsafe {
+            (api.SetOptimizedModelFilePath)(self.options.as_ptr(), path.as_ptr())
+        })
+    }
+
+    /// Gives the value of an initializer. The value must outlive the session.
+    #[expect(unsafe_code, reason = "lends a value to the C API")]
+    pub(super) fn initializer(&mut self, name: &CStr, value: &Value) -> Result<(), EngineError> {
+        let api = self.environment.api;
+        // SAFETY: the options and the value are alive, and the name is copied by the call; who
+        // builds a session from these options keeps the value as long as the session.
+        check(api, unsafe {
+            (api.AddInitializer)(
+                self.options.as_ptr(),
+                name.as_ptr(),
+                value.ptr.as_ptr().cast_const(),
+            )
+        })
+    }
+
+    pub(super) fn default_entry(
         &mut self,
         spec: &SessionSpec,
         key: &str,
@@ -170,7 +216,7 @@ impl<'a> SessionOptions<'a> {
     }
 
     #[expect(unsafe_code, reason = "sets an entry of the C API")]
-    fn entry(&mut self, key: &str, value: &str) -> Result<(), EngineError> {
+    pub(super) fn entry(&mut self, key: &str, value: &str) -> Result<(), EngineError> {
         let c_string = |what: &str| {
             CString::new(what).map_err(|_| {
                 EngineError::Failed(format!("session entry {key:?} = {value:?} has a zero byte"))

@@ -4,6 +4,11 @@ mod control;
 mod external;
 pub(crate) mod graph;
 mod measure;
+mod measure_disturbance;
+mod measure_memory;
+mod measure_wake;
+mod memory;
+mod prepared;
 mod real_model;
 mod runs;
 
@@ -35,10 +40,7 @@ pub(crate) fn engine() -> &'static OnnxEngine {
 }
 
 fn try_open(graph: &graph::Graph) -> Result<Arc<dyn Session>, EngineError> {
-    let model = ModelBytes {
-        graph: graph.model(),
-        external: Vec::new(),
-    };
+    let model = ModelBytes::in_memory(graph.model(), Vec::new());
     engine().open(model, &SessionSpec::default())
 }
 

@@ -239,10 +239,14 @@ fn count_strings(data: &[u8]) -> Result<usize, String> {
     ))
 }
 
-/// Reads what a run produced. `inputs` are the values that were fed: an output that is one of
-/// them shares its memory and is copied.
+/// Reads what a run produced. `lent` tells addresses in memory that is not the value's own: an
+/// output that is really an input or a weight is copied.
 #[expect(unsafe_code, reason = "reads a value of the C API")]
-pub(super) fn output(name: &str, value: Value, inputs: &[Input]) -> Result<Tensor, EngineError> {
+pub(super) fn output(
+    name: &str,
+    value: Value,
+    lent: impl Fn(usize) -> bool,
+) -> Result<Tensor, EngineError> {
     let api = value.environment.api;
     let ptr = value.ptr.as_ptr();
     let mut present = 0;
@@ -319,18 +323,15 @@ pub(super) fn output(name: &str, value: Value, inputs: &[Input]) -> Result<Tenso
         // SAFETY: a present tensor of fixed-size elements.
         check(api, unsafe { (api.GetTensorMutableData)(ptr, &mut start) })?;
         let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| missing("output data"))?;
-        let lent = LentOutput {
+        let data = LentOutput {
             start,
             length,
             _value: value,
         };
-        if inputs
-            .iter()
-            .any(|input| input.covers(start.as_ptr().addr()))
-        {
-            Bytes::copy_from_slice(lent.as_ref())
+        if lent(start.as_ptr().addr()) {
+            Bytes::copy_from_slice(data.as_ref())
         } else {
-            Bytes::from_owner(lent)
+            Bytes::from_owner(data)
         }
     };
     Ok(Tensor {

@@ -5,6 +5,7 @@ use std::future::Future;
 
 use dormouse_core::time::Timestamp;
 
+use crate::activity::Hold;
 use crate::error::ServeError;
 use crate::request::{InferResponse, RawRequest};
 use crate::service::{IndexEntry, LoadOverrides, ModelDescription, ServerInfo, Service};
@@ -13,6 +14,8 @@ use crate::stats::VersionStatistics;
 /// See the methods of the same names on [`Service`].
 pub(crate) trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
     fn now(&self) -> Timestamp;
+    /// Keeps the server from calling itself idle.
+    fn hold(&self) -> Option<Hold>;
     fn info(&self) -> ServerInfo;
     fn is_live(&self) -> bool;
     fn is_ready(&self) -> bool;
@@ -50,6 +53,10 @@ pub(crate) trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
 impl Backend for Service {
     fn now(&self) -> Timestamp {
         Service::now(self)
+    }
+
+    fn hold(&self) -> Option<Hold> {
+        Some(self.host().activity.hold())
     }
 
     fn info(&self) -> ServerInfo {

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use super::backend::Backend;
 use super::calls::{CallQueue, WithCalls};
 use super::router::Router;
 use super::{GrpcOptions, HEADER_LIST_SIZE, PREFACE_TIMEOUT};
+use crate::frontend::listen::{accept_rest, first_request};
 
 /// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -74,9 +76,21 @@ pub(super) async fn run<B: Backend>(
             }
         }
     }
-    // New clients are refused by the system from here on instead of waiting in its queue.
-    drop(listener);
     router.shutdown().cancel();
+    if options.queue_survives {
+        drop(listener);
+    } else {
+        // New clients are refused by the system from here on; those in its queue were not.
+        for stream in accept_rest(listener) {
+            if connections.len() < options.max_connections {
+                let connection = Connection {
+                    router: router.clone(),
+                    options: options.clone(),
+                };
+                connections.spawn(connection.serve(stream));
+            }
+        }
+    }
     while connections.join_next().await.is_some() {}
 }
 
@@ -120,15 +134,22 @@ impl<B: Backend> Connection<B> {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
         }
+        let has_called = Arc::new(AtomicBool::new(false));
+        let stopped = async {
+            shutdown.cancelled().await;
+            first_request(|| has_called.load(Ordering::Relaxed)).await;
+        };
+        let mut stopped = pin!(stopped);
         let prefaced = tokio::select! {
-            () = shutdown.cancelled() => return,
+            () = &mut stopped => return,
             prefaced = tokio::time::timeout(PREFACE_TIMEOUT, Prefaced::open(stream)) => prefaced,
         };
         let Ok(Some(io)) = prefaced else {
             return;
         };
-        let router = self.router;
+        let (router, called) = (self.router, Arc::clone(&has_called));
         let service = service_fn(move |request| {
+            called.store(true, Ordering::Relaxed);
             let router = router.clone();
             async move { Ok::<_, Infallible>(router.handle(request).await) }
         });
@@ -139,7 +160,7 @@ impl<B: Backend> Connection<B> {
         let ended = tokio::select! {
             biased;
             ended = &mut connection => Some(ended),
-            () = shutdown.cancelled() => None,
+            () = &mut stopped => None,
             () = old(self.options.max_connection_age) => None,
         };
         let ended = match ended {

@@ -25,6 +25,9 @@ use crate::request::{RawInput, RawRequest};
 /// A dimension list longer than this is no tensor of any model.
 const MAX_RANK: usize = 64;
 
+/// Where a request that woke its model is told what that took.
+pub(super) const SERVER_TIMING: &str = "server-timing";
+
 /// Answers one request.
 pub(super) async fn model_infer<B: Backend>(
     backend: &B,
@@ -44,7 +47,7 @@ pub(super) async fn model_infer<B: Backend>(
         .map(|load| load.server_timing());
     let mut response = Response::new(Answer(response));
     if let Some(Ok(timing)) = timing.map(MetadataValue::try_from) {
-        response.metadata_mut().insert("server-timing", timing);
+        response.metadata_mut().insert(SERVER_TIMING, timing);
     }
     Ok(response)
 }

@@ -4,7 +4,10 @@ use std::future::Future;
 
 use bytes::Bytes;
 use dormouse_proto::inference as pb;
-use http::{Method, Request, Response, StatusCode, header};
+use futures_util::StreamExt;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::BodyExt;
 use prost::Message;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -34,7 +37,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(super) struct Router<B> {
     backend: B,
     options: GrpcOptions,
-    /// Health and reflection.
+    /// Health, reflection and the scaler.
     side_services: Routes,
     /// Cancelled when the server stops: calls without an end of their own end then.
     shutdown: CancellationToken,
@@ -103,7 +106,8 @@ impl<B: Backend> Router<B> {
                 Box::pin(self.management_call(request)).await
             }
             path if path.starts_with("/grpc.health.v1.Health/")
-                || path.starts_with("/grpc.reflection.") =>
+                || path.starts_with("/grpc.reflection.")
+                || path.starts_with("/externalscaler.ExternalScaler/") =>
             {
                 let mut services = self.side_services.clone();
                 let request = request.map(|body| Steady::new(body, self.options.body_patience));
@@ -126,14 +130,19 @@ impl<B: Backend> Router<B> {
         let limit = self.options.max_message_size;
         let codec = BoundedCodec::<_, Answer>::new(wire::infer_request_cost, limit);
         let request = request.map(|body| Steady::new(body, self.options.body_patience));
-        self.grpc(codec, limit, true)
+        let response = self
+            .grpc(codec, limit, true)
             .unary(
                 tower::service_fn(|request: tonic::Request<pb::ModelInferRequest>| {
                     infer::model_infer(&self.backend, time, request.into_inner())
                 }),
                 request,
             )
-            .await
+            .await;
+        match response.headers().get(infer::SERVER_TIMING).cloned() {
+            None => response,
+            Some(timing) => response.map(|body| with_trailer(body, infer::SERVER_TIMING, timing)),
+        }
     }
 
     async fn model_stream_infer<T>(&self, time: CallTime, request: Request<T>) -> Response<Body>
@@ -156,6 +165,11 @@ impl<B: Backend> Router<B> {
                 terms,
                 self.shutdown.clone(),
             );
+            // Its client may go on at any time: an open stream is not cut off for idleness.
+            let hold = self.backend.hold();
+            let answers = answers.inspect(move |_| {
+                let _held = &hold;
+            });
             let answers = Limited::new(answers, timeout);
             std::future::ready(Ok(tonic::Response::new(answers)))
         };
@@ -275,6 +289,17 @@ impl<B: Backend> Router<B> {
             grpc
         }
     }
+}
+
+/// Says something after the answer as well: some clients show only one of both places.
+fn with_trailer(body: Body, name: &'static str, value: HeaderValue) -> Body {
+    Body::new(body.map_frame(move |frame| match frame.into_trailers() {
+        Ok(mut trailers) => {
+            trailers.insert(name, value.clone());
+            Frame::trailers(trailers)
+        }
+        Err(data) => data,
+    }))
 }
 
 /// What gRPC asks of every request: a POST with its content type.

@@ -1,11 +1,14 @@
 //! Counters, in Triton's message.
 
+use std::time::{Duration, SystemTime};
+
 use dormouse_proto::inference as pb;
 use tonic::Status;
 
 use super::backend::Backend;
 use crate::frontend::status::to_status;
 use crate::stats::{BatchStatistics, DurationCount, InferStatistics, VersionStatistics};
+use crate::timeline::{LoadTimeline, StageSpan};
 
 pub(super) async fn model_statistics<B: Backend>(
     backend: &B,
@@ -29,6 +32,7 @@ fn model(statistics: &VersionStatistics) -> pb::ModelStatistics {
         execution_count: statistics.execution_count,
         inference_stats: Some(inference(&statistics.inference)),
         batch_stats: statistics.batches.iter().map(batch).collect(),
+        cold_starts: statistics.cold_starts.iter().map(cold_start).collect(),
         ..Default::default()
     }
 }
@@ -53,6 +57,31 @@ fn batch(statistics: &BatchStatistics) -> pb::InferBatchStatistics {
         compute_infer: Some(duration(statistics.compute_infer)),
         compute_output: Some(duration(statistics.compute_output)),
     }
+}
+
+fn cold_start(timeline: &LoadTimeline) -> pb::ColdStart {
+    let started = timeline.started.duration_since(SystemTime::UNIX_EPOCH);
+    let stage = |span: &StageSpan| pb::cold_start::Stage {
+        name: span.stage.label().to_owned(),
+        lane: span.lane,
+        start_ns: nanos(span.start),
+        duration_ns: nanos(span.duration),
+        bytes: span.bytes,
+        running: span.running,
+    };
+    pb::ColdStart {
+        kind: timeline.kind.label().to_owned(),
+        ahead: timeline.ahead,
+        started_unix_ns: nanos(started.unwrap_or_default()),
+        total_ns: nanos(timeline.total),
+        bytes: timeline.bytes(),
+        overlap_ns: nanos(timeline.overlap()),
+        stages: timeline.stages.iter().map(stage).collect(),
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn duration(counted: DurationCount) -> pb::StatisticDuration {

@@ -1,5 +1,7 @@
 //! The JSON documents that describe the server and its models, field for field as Triton's.
 
+use std::time::{Duration, SystemTime};
+
 use dormouse_model_store::config;
 use dormouse_model_store::spec::TensorSpec;
 use dormouse_proto::inference as pb;
@@ -7,6 +9,7 @@ use serde::Serialize;
 
 use crate::service::{IndexEntry, ModelDescription, ServerInfo};
 use crate::stats::{BatchStatistics, DurationCount, VersionStatistics};
+use crate::timeline::{LoadTimeline, StageSpan};
 
 fn to_json(document: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(document).expect("documents have string keys and finite numbers only")
@@ -105,6 +108,9 @@ pub(super) fn statistics(versions: &[VersionStatistics]) -> Vec<u8> {
         response_stats: Nothing,
         batch_stats: Vec<Batch>,
         memory_usage: [Nothing; 0],
+        /// Dormouse's own: what waking the model took, the latest time last.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        cold_starts: Vec<ColdStart>,
     }
     #[derive(Serialize)]
     struct Document<'a> {
@@ -138,12 +144,59 @@ pub(super) fn statistics(versions: &[VersionStatistics]) -> Vec<u8> {
                 response_stats: Nothing {},
                 batch_stats: version.batches.iter().map(batch).collect(),
                 memory_usage: [],
+                cold_starts: version.cold_starts.iter().map(ColdStart::from).collect(),
             }
         }
     }
     to_json(&Document {
         model_stats: versions.iter().map(Version::from).collect(),
     })
+}
+
+/// One cold start, field for field as in the gRPC statistics.
+#[derive(Serialize)]
+struct ColdStart {
+    kind: &'static str,
+    ahead: bool,
+    started_unix_ns: u64,
+    total_ns: u64,
+    bytes: u64,
+    overlap_ns: u64,
+    stages: Vec<ColdStage>,
+}
+
+#[derive(Serialize)]
+struct ColdStage {
+    name: &'static str,
+    lane: u32,
+    start_ns: u64,
+    duration_ns: u64,
+    bytes: u64,
+    running: bool,
+}
+
+impl From<&LoadTimeline> for ColdStart {
+    fn from(timeline: &LoadTimeline) -> Self {
+        let nanos = |took: Duration| u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let started = timeline.started.duration_since(SystemTime::UNIX_EPOCH);
+        let stage = |span: &StageSpan| ColdStage {
+            name: span.stage.label(),
+            lane: span.lane,
+            start_ns: nanos(span.start),
+            duration_ns: nanos(span.duration),
+            bytes: span.bytes,
+            running: span.running,
+        };
+        Self {
+            kind: timeline.kind.label(),
+            ahead: timeline.ahead,
+            started_unix_ns: nanos(started.unwrap_or_default()),
+            total_ns: nanos(timeline.total),
+            bytes: timeline.bytes(),
+            overlap_ns: nanos(timeline.overlap()),
+            stages: timeline.stages.iter().map(stage).collect(),
+        }
+    }
 }
 
 pub(super) fn index(entries: &[IndexEntry]) -> Vec<u8> {
@@ -211,6 +264,7 @@ mod tests {
     use super::*;
     use crate::service::IndexState;
     use crate::stats::InferStatistics;
+    use crate::timeline::LoadStage;
 
     #[test]
     fn statistics_have_tritons_fields() {
@@ -230,9 +284,33 @@ mod tests {
                 compute_infer: count(3, 30),
                 ..BatchStatistics::default()
             }],
+            cold_starts: Vec::new(),
         }]);
         expect![[r#"{"model_stats":[{"name":"m","version":"2","last_inference":9,"inference_count":4,"execution_count":3,"inference_stats":{"success":{"count":4,"ns":40},"fail":{"count":0,"ns":0},"queue":{"count":0,"ns":0},"compute_input":{"count":0,"ns":0},"compute_infer":{"count":0,"ns":0},"compute_output":{"count":0,"ns":0},"cache_hit":{"count":0,"ns":0},"cache_miss":{"count":0,"ns":0}},"response_stats":{},"batch_stats":[{"batch_size":1,"compute_input":{"count":0,"ns":0},"compute_infer":{"count":3,"ns":30},"compute_output":{"count":0,"ns":0}}],"memory_usage":[]}]}"#]]
             .assert_eq(&String::from_utf8(document).unwrap());
+    }
+
+    #[test]
+    fn statistics_tell_of_cold_starts() {
+        let timeline = LoadTimeline {
+            total: Duration::from_micros(7),
+            stages: vec![StageSpan {
+                stage: LoadStage::Populate,
+                lane: 1,
+                start: Duration::from_micros(2),
+                duration: Duration::from_micros(5),
+                bytes: 64,
+                running: true,
+            }],
+            ..LoadTimeline::default()
+        };
+        let document = statistics(&[VersionStatistics {
+            cold_starts: vec![timeline],
+            ..VersionStatistics::default()
+        }]);
+        let document: serde_json::Value = serde_json::from_slice(&document).unwrap();
+        expect![[r#"[{"ahead":false,"bytes":64,"kind":"source","overlap_ns":0,"stages":[{"bytes":64,"duration_ns":5000,"lane":1,"name":"populate","running":true,"start_ns":2000}],"started_unix_ns":0,"total_ns":7000}]"#]]
+            .assert_eq(&document["model_stats"][0]["cold_starts"].to_string());
     }
 
     #[test]

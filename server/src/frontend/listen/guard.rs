@@ -46,7 +46,7 @@ impl Requests {
         }
     }
 
-    fn begun(&self) -> u64 {
+    pub(super) fn begun(&self) -> u64 {
         self.counts.begun.load(Ordering::Relaxed)
     }
 

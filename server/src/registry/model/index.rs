@@ -45,6 +45,11 @@ impl Model {
                         Stage::Warm => {
                             entry(version, IndexState::Ready, reload.as_deref().unwrap_or(""))
                         }
+                        Stage::Parked => entry(
+                            version,
+                            IndexState::Ready,
+                            reload.as_deref().unwrap_or("parked"),
+                        ),
                         Stage::Cold | Stage::Closing => entry(
                             version,
                             IndexState::Ready,

@@ -11,20 +11,29 @@ use dormouse_core::dispatch::RunSlots;
 use dormouse_core::id::{ByteSize, ModelId};
 use dormouse_core::lifecycle::Stage;
 use dormouse_core::shape::Shape;
+use dormouse_model_store::repository::FileIdentity;
 use dormouse_model_store::spec::{
-    DynamicBatchingSpec, LifecycleSpec, ModelSpec, QueuePolicySpec, SessionSpec, TensorSpec,
+    DynamicBatchingSpec, KeepAliveSpec, LifecycleSpec, ModelSpec, QueuePolicySpec, SessionSpec,
+    TensorSpec,
 };
+use dormouse_model_store::store::DigestCache;
 use parking_lot::{Condvar, Mutex};
 use tokio::task::JoinHandle;
 
+use crate::activity::Activity;
 use crate::alarm::Alarm;
 use crate::clock::Clock;
 use crate::engine::{Engine, EngineError, ModelBytes, Session, SessionTensor, Stop, StopHandle};
 use crate::error::ServeError;
+use crate::events::Events;
 use crate::host::{Host, InFlight, UnitDefaults};
 use crate::metrics::Metrics;
+use crate::preparation::SourceDigests;
+use crate::priority::Background;
 use crate::request::{InferRequest, Tensor};
+use crate::residency::Residency;
 use crate::unit::{NotAnswered, Source, SourceModel, Unit, UnitParts};
+use crate::wake::{Switches, Wake};
 
 /// A run with this number waits for [`FakeEngine::runs`].
 pub(super) const HELD: i32 = 1000;
@@ -208,12 +217,32 @@ struct NoFiles;
 impl Source for NoFiles {
     fn read(&self) -> Result<SourceModel, ServeError> {
         Ok(SourceModel {
-            bytes: ModelBytes {
-                graph: Vec::new(),
-                external: Vec::new(),
-            },
+            bytes: ModelBytes::in_memory(Vec::new(), Vec::new()),
+            size: 0,
             is_steady: false,
+            file: None,
+            files: Vec::new(),
         })
+    }
+
+    fn size(&self) -> u64 {
+        0
+    }
+
+    fn known_digests(&self, _: &DigestCache) -> Result<Option<SourceDigests>, ServeError> {
+        Ok(None)
+    }
+
+    fn digests(
+        &self,
+        _: &DigestCache,
+        _: Option<&[FileIdentity]>,
+    ) -> Result<SourceDigests, ServeError> {
+        Ok(Vec::new())
+    }
+
+    fn is_current(&self) -> bool {
+        true
     }
 
     fn warmup_file(&self, _: &str) -> Result<Vec<u8>, ServeError> {
@@ -236,7 +265,8 @@ impl Bench {
         let engine = Arc::new(FakeEngine::default());
         let clock = Clock::start();
         let mut defaults = UnitDefaults {
-            keep_alive: Some(Duration::from_secs(3600)),
+            keep_alive: KeepAliveSpec::For(Duration::from_secs(3600)),
+            park_after: None,
             max_queue: 1000,
             retry_backoff: Duration::from_secs(3600),
             retry_backoff_max: Duration::from_secs(3600),
@@ -251,6 +281,21 @@ impl Bench {
             slots: Mutex::new(RunSlots::new(SLOTS)),
             loads: Arc::new(tokio::sync::Semaphore::new(4)),
             in_flight: InFlight::new(ByteSize::mib(1)),
+            activity: Activity::new(clock),
+            events: Events::default(),
+            wake: Wake {
+                preparation: None,
+                residency: Arc::new(Residency::new(u64::MAX, clock)),
+                switches: Switches {
+                    prepare: true,
+                    overlap: true,
+                    sharing: true,
+                    staging: true,
+                },
+                loaders: Background::new("load", 4),
+                populators: Background::new("populate", 1),
+                preparers: Background::new("prepare", 1),
+            },
             runtime: tokio::runtime::Handle::current(),
             defaults,
         });

@@ -1,5 +1,6 @@
 //! Everything at once, from a seed.
 
+use dormouse_model_store::spec::KeepAliveSpec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -40,7 +41,7 @@ async fn every_request_is_answered_and_counted_once_whatever_happens() {
 async fn mix(seed: u64) {
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let bench = Bench::with(|defaults| {
-        defaults.keep_alive = Some(Duration::from_millis(dice.below(3)));
+        defaults.keep_alive = KeepAliveSpec::For(Duration::from_millis(dice.below(3)));
         defaults.retry_backoff = Duration::from_millis(1);
         defaults.retry_backoff_max = Duration::from_millis(2);
         defaults.max_queue = 20;

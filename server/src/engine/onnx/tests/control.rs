@@ -1,3 +1,4 @@
+use crate::engine::GraphBytes;
 use std::collections::BTreeMap;
 use std::sync::Barrier;
 
@@ -96,7 +97,7 @@ fn every_option_of_a_session_is_accepted() {
     };
     for options in [shared, own_threads, parallel, extended] {
         let model = ModelBytes {
-            graph: identity(FLOAT, &[1]).model(),
+            graph: GraphBytes::Memory(identity(FLOAT, &[1]).model()),
             external: Vec::new(),
         };
         let session = engine().open(model, &options).unwrap();
@@ -120,7 +121,7 @@ fn entries_that_reach_for_files_or_freed_memory_are_refused() {
             ..SessionSpec::default()
         };
         let model = ModelBytes {
-            graph: identity(FLOAT, &[1]).model(),
+            graph: GraphBytes::Memory(identity(FLOAT, &[1]).model()),
             external: Vec::new(),
         };
         let error = engine().open(model, &options).unwrap_err().to_string();

@@ -86,10 +86,7 @@ fn open_with(
     graph: &Graph,
     external: Vec<(String, Vec<u8>)>,
 ) -> Result<Arc<dyn Session>, EngineError> {
-    let model = ModelBytes {
-        graph: graph.model(),
-        external,
-    };
+    let model = ModelBytes::in_memory(graph.model(), external);
     engine().open(model, &SessionSpec::default())
 }
 
@@ -175,20 +172,14 @@ fn a_model_that_is_no_protobuf_is_refused() {
         b"hello world",
         b"",
     ] {
-        let model = ModelBytes {
-            graph: bytes.to_vec(),
-            external: Vec::new(),
-        };
+        let model = ModelBytes::in_memory(bytes.to_vec(), Vec::new());
         let error = engine().open(model, &SessionSpec::default()).unwrap_err();
         assert!(!error.to_string().is_empty(), "{bytes:?}");
     }
     // Truncated anywhere, a good model is a clean error or still a model.
     let whole = nested(("c.bin", None, Some(4))).model();
     for length in (0..whole.len()).step_by(37) {
-        let model = ModelBytes {
-            graph: whole[..length].to_vec(),
-            external: files(),
-        };
+        let model = ModelBytes::in_memory(whole[..length].to_vec(), files());
         let _ = engine().open(model, &SessionSpec::default());
     }
 }
@@ -197,10 +188,7 @@ fn a_model_that_is_no_protobuf_is_refused() {
 fn a_graph_given_twice_is_refused() {
     let mut bytes = plain().model();
     bytes.extend(plain().model());
-    let model = ModelBytes {
-        graph: bytes,
-        external: files(),
-    };
+    let model = ModelBytes::in_memory(bytes, files());
     let error = engine().open(model, &SessionSpec::default()).unwrap_err();
     assert!(error.to_string().contains("is repeated"), "{error}");
 }

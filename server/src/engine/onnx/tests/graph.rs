@@ -32,6 +32,10 @@ impl Proto {
             .fold(self, |proto, message| proto.bytes(field, &message.0))
     }
 
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+
     fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);

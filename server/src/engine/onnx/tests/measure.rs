@@ -83,10 +83,7 @@ fn measure_memory_after_unloading() {
                 memory_arena: arena,
                 ..SessionSpec::default()
             };
-            let bytes = ModelBytes {
-                graph: model(),
-                external: Vec::new(),
-            };
+            let bytes = ModelBytes::in_memory(model(), Vec::new());
             let session = engine().open(bytes, &spec).unwrap();
             drop(run(&*session, &[floats(&[2, 4096], &[1.0; 8192])]).unwrap());
             peak = peak.max(mib(resident_bytes()));

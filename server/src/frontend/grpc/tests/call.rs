@@ -25,7 +25,7 @@ fn router(backend: &Fake) -> Router<Fake> {
         body_patience: Duration::from_millis(20),
         ..Default::default()
     };
-    let side_services = health::routes(backend.clone()).unwrap();
+    let side_services = health::routes(backend.clone(), None).unwrap();
     Router::new(
         backend.clone(),
         options,
@@ -58,6 +58,7 @@ struct Outcome {
     code: Code,
     message: String,
     headers: HeaderMap,
+    trailers: HeaderMap,
     body: Bytes,
 }
 
@@ -91,6 +92,7 @@ where
         code: Code::from_bytes(text("grpc-status").as_bytes()),
         message: text("grpc-message"),
         headers: parts.headers,
+        trailers,
         body: collected.to_bytes(),
     }
 }
@@ -113,7 +115,13 @@ async fn an_answer_is_raw_and_carries_the_id() {
 #[tokio::test]
 async fn a_request_that_woke_a_model_is_told_what_that_took() {
     let outcome = outcome(&router(&Fake::new()), infer(&request("cold", "", "abc"))).await;
-    assert_eq!(outcome.headers["server-timing"], "load;dur=12.000");
+    let timing = &outcome.headers["server-timing"];
+    assert_eq!(
+        timing,
+        "load;dur=12.000;desc=source, wait;dur=0.000, run;dur=0.000, total;dur=0.000"
+    );
+    assert_eq!(&outcome.trailers["server-timing"], timing);
+    assert_eq!(outcome.trailers["grpc-status"], "0");
     let _: pb::ModelInferResponse = outcome.answer();
 }
 
@@ -227,7 +235,7 @@ async fn responses_are_compressed_only_when_both_sides_want_it() {
             compress_responses,
             ..Default::default()
         };
-        let side_services = health::routes(fake.clone()).unwrap();
+        let side_services = health::routes(fake.clone(), None).unwrap();
         let router = Router::new(
             fake.clone(),
             options,

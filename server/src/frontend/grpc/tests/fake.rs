@@ -16,7 +16,7 @@ use crate::error::ServeError;
 use crate::request::{InferResponse, RawRequest, Tensor};
 use crate::service::{IndexEntry, IndexState, LoadOverrides, ModelDescription, ServerInfo};
 use crate::stats::VersionStatistics;
-use crate::timeline::LoadTimeline;
+use crate::timeline::{ColdRequest, LoadTimeline};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Fake(Arc<State>);
@@ -127,6 +127,10 @@ pub(crate) fn request(model: &str, id: &str, data: impl Into<Bytes>) -> pb::Mode
 }
 
 impl Backend for Fake {
+    fn hold(&self) -> Option<crate::activity::Hold> {
+        None
+    }
+
     fn now(&self) -> Timestamp {
         Timestamp::ZERO + self.0.start.elapsed()
     }
@@ -181,7 +185,7 @@ impl Backend for Fake {
         done?;
         let load = LoadTimeline {
             total: Duration::from_millis(12),
-            stages: Vec::new(),
+            ..LoadTimeline::default()
         };
         Ok(InferResponse {
             model_name: name.into(),
@@ -199,7 +203,12 @@ impl Backend for Fake {
                     (Arc::from(input.name), tensor)
                 })
                 .collect(),
-            cold_start: (name == "cold").then(|| Arc::new(load)),
+            cold_start: (name == "cold").then(|| {
+                Box::new(ColdRequest {
+                    load: Arc::new(load),
+                    ..ColdRequest::default()
+                })
+            }),
         })
     }
 

@@ -1,0 +1,69 @@
+//! A prepared model as it is found in the store.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::entry::EntryFolder;
+use super::facts::PreparedFacts;
+use super::key::EntryKey;
+use super::manifest::Weight;
+use super::pack::Pack;
+
+/// A prepared model: its graph in memory, its weights mapped. While it is held, nobody clears it
+/// out of the store.
+#[derive(Debug)]
+pub struct PreparedModel {
+    pub key: EntryKey,
+    /// Read and compared with its digest.
+    pub graph: Bytes,
+    /// Every range lies within its pack and fits type and shape.
+    pub weights: Vec<Weight>,
+    pub packs: Vec<Arc<Pack>>,
+    /// As they were when the model was looked up.
+    pub facts: PreparedFacts,
+    pub(super) folder: Arc<EntryFolder>,
+}
+
+impl Drop for PreparedModel {
+    fn drop(&mut self) {
+        // It was in use until now, however long ago it was looked up.
+        self.folder.touch();
+    }
+}
+
+impl PreparedModel {
+    /// A weight's bytes.
+    pub fn bytes(&self, weight: &Weight) -> &[u8] {
+        self.packs[weight.pack]
+            .bytes(weight.range())
+            .expect("ranges were checked when the model was found")
+    }
+
+    /// The bytes of all weights.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weights.iter().map(|weight| weight.len).sum()
+    }
+
+    /// The parts of its packs that this model uses, neighbours joined: what to populate.
+    pub fn spans(&self) -> Vec<(usize, Range<u64>)> {
+        const GAP: u64 = 64 << 10;
+        let mut ranges: Vec<(usize, Range<u64>)> = self
+            .weights
+            .iter()
+            .map(|weight| (weight.pack, weight.range()))
+            .collect();
+        ranges.sort_unstable_by_key(|(pack, range)| (*pack, range.start));
+        let mut spans: Vec<(usize, Range<u64>)> = Vec::new();
+        for (pack, range) in ranges {
+            match spans.last_mut() {
+                Some((last, span)) if *last == pack && range.start <= span.end + GAP => {
+                    span.end = span.end.max(range.end);
+                }
+                _ => spans.push((pack, range)),
+            }
+        }
+        spans
+    }
+}

@@ -1,0 +1,100 @@
+//! The parts that a server and the commands without one have in common.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dormouse_core::dispatch::RunSlots;
+use dormouse_model_store::config::ConfigDefaults;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use super::StartError;
+use crate::activity::Activity;
+use crate::alarm::Alarm;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::engine::Engine;
+use crate::engine::onnx::{OnnxEngine, OnnxOptions};
+use crate::error::ServeError;
+use crate::events::Events;
+use crate::host::{Host, InFlight, UnitDefaults};
+use crate::metrics::Metrics;
+use crate::registry::{Registry, RegistryConfig};
+use crate::runtime_library;
+use crate::wake::Wake;
+
+/// The models of a repository, without a server in front of them.
+pub async fn open_registry(config: Config) -> Result<Arc<Registry>, StartError> {
+    let clock = Clock::start();
+    let host = host(&config, &engine(&config)?, clock, Alarm::spawn(clock)?)?;
+    registry(&config, &host).await
+}
+
+pub(super) fn engine(config: &Config) -> Result<Arc<dyn Engine>, StartError> {
+    let library = runtime_library::locate(config.engine.library.as_deref())?;
+    let engine = OnnxEngine::new(OnnxOptions {
+        intra_op_threads: config.engine.intra_op_threads.map(|count| count as usize),
+        inter_op_threads: config.engine.inter_op_threads.map(|count| count as usize),
+        global_thread_pool: config.engine.global_thread_pool,
+        allow_spinning: config.engine.spinning,
+        ..OnnxOptions::new(library)
+    })
+    .map_err(StartError::Engine)?;
+    Ok(Arc::new(engine))
+}
+
+pub(super) fn host(
+    config: &Config,
+    engine: &Arc<dyn Engine>,
+    clock: Clock,
+    alarm: Alarm,
+) -> Result<Arc<Host>, StartError> {
+    Ok(Arc::new(Host {
+        clock,
+        engine: Arc::clone(engine),
+        alarm,
+        metrics: Metrics::new()?,
+        slots: Mutex::new(RunSlots::new(config.limits.max_concurrent_runs)),
+        loads: Arc::new(Semaphore::new(config.load_threads)),
+        in_flight: InFlight::new(config.limits.max_bytes_in_flight),
+        activity: Activity::new(clock),
+        events: Events::default(),
+        wake: Wake::new(&config.wake, config.load_threads, engine, clock),
+        runtime: tokio::runtime::Handle::current(),
+        defaults: UnitDefaults {
+            keep_alive: config.wake.keep_alive,
+            park_after: config.wake.park_after,
+            max_queue: config.limits.max_queue_per_model,
+            retry_backoff: Duration::from_secs(1),
+            retry_backoff_max: Duration::from_secs(60),
+            load_retries: config.load_retries,
+        },
+    }))
+}
+
+pub(super) async fn registry(
+    config: &Config,
+    host: &Arc<Host>,
+) -> Result<Arc<Registry>, StartError> {
+    let registry_config = RegistryConfig {
+        repositories: config.repositories.clone(),
+        control: config.control.clone(),
+        config_name: config.model_config_name.clone(),
+        defaults: ConfigDefaults {
+            auto_complete: config.auto_complete,
+            default_max_batch_size: config.engine.default_max_batch_size,
+            // Of the shared pool, whose size the engine was told.
+            intra_op_threads: None,
+            inter_op_threads: None,
+        },
+    };
+    let host = Arc::clone(host);
+    let opened = tokio::task::spawn_blocking(move || Registry::open(registry_config, host)).await;
+    opened
+        .unwrap_or_else(|_| {
+            Err(ServeError::internal(
+                "opening the model repository panicked",
+            ))
+        })
+        .map_err(StartError::Repository)
+}

@@ -1,0 +1,130 @@
+//! How short memory is just now.
+
+use std::path::{Path, PathBuf};
+
+use super::limit::{ControlGroup, LimitSource, UsageFiles};
+use super::{MemoryLimit, kibibytes, number};
+
+/// One reading of how short memory is. What the kernel does not tell is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pressure {
+    /// The limit the other numbers are to be held against.
+    pub limit_bytes: Option<u64>,
+    /// What is used of the limit, without page cache that can be dropped at once.
+    pub used_bytes: Option<u64>,
+    /// What the whole machine can still give.
+    pub available_bytes: Option<u64>,
+    /// Share of the last ten seconds in which something waited for memory, from 0 to 1.
+    pub stalled: Option<f64>,
+}
+
+impl Pressure {
+    /// What can still be taken before the kernel acts: of the limit and of the machine.
+    pub fn headroom_bytes(&self) -> Option<u64> {
+        let of_limit = self
+            .limit_bytes
+            .zip(self.used_bytes)
+            .map(|(limit, used)| limit.saturating_sub(used));
+        match (of_limit, self.available_bytes) {
+            (Some(limit), Some(host)) => Some(limit.min(host)),
+            (limit, host) => limit.or(host),
+        }
+    }
+
+    /// Whether to give memory back out of turn: a sixteenth of the limit is left, or a tenth of
+    /// the time was spent waiting for memory.
+    pub fn is_high(&self) -> bool {
+        let short = self
+            .headroom_bytes()
+            .zip(self.limit_bytes)
+            .is_some_and(|(left, limit)| left < limit / 16);
+        short || self.stalled.is_some_and(|share| share > 0.1)
+    }
+}
+
+/// Takes readings; three or four small files each, some tens of microseconds.
+#[derive(Clone, Debug)]
+pub struct PressureGauge {
+    limit: Option<MemoryLimit>,
+    group: Option<UsageFiles>,
+    meminfo: PathBuf,
+    host_stall: PathBuf,
+}
+
+impl PressureGauge {
+    /// Finds the files of this process's control group once.
+    pub fn new() -> Self {
+        Self::in_root(Path::new("/"))
+    }
+
+    /// As [`PressureGauge::new`] with `proc` and `sys` below `root`.
+    pub fn in_root(root: &Path) -> Self {
+        Self {
+            limit: MemoryLimit::detect_in(root),
+            group: ControlGroup::find(root).map(|group| group.usage_files()),
+            meminfo: root.join("proc/meminfo"),
+            host_stall: root.join("proc/pressure/memory"),
+        }
+    }
+
+    /// The limit that readings are held against.
+    pub fn limit(&self) -> Option<&MemoryLimit> {
+        self.limit.as_ref()
+    }
+
+    /// Reads how things stand.
+    pub fn sample(&self) -> Pressure {
+        let meminfo = std::fs::read_to_string(&self.meminfo).unwrap_or_default();
+        let available_bytes = kibibytes(&meminfo, "MemAvailable:");
+        let of_host = || kibibytes(&meminfo, "MemTotal:")?.checked_sub(available_bytes?);
+        let used_bytes = match self.limit.as_ref().map(|limit| &limit.source) {
+            Some(LimitSource::ControlGroup(_)) => self.group.as_ref().and_then(group_use),
+            Some(LimitSource::Host) => of_host(),
+            None => None,
+        };
+        let stalled = self
+            .group
+            .as_ref()
+            .and_then(|group| stalled(&group.stall))
+            .or_else(|| stalled(&self.host_stall));
+        Pressure {
+            limit_bytes: self.limit.as_ref().map(|limit| limit.bytes),
+            used_bytes,
+            available_bytes,
+            stalled,
+        }
+    }
+}
+
+impl Default for PressureGauge {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn group_use(files: &UsageFiles) -> Option<u64> {
+    let current = number(&files.current)?;
+    // Page cache counts against the group, but what is inactive goes before anything is killed.
+    let inactive = std::fs::read_to_string(&files.stat)
+        .ok()
+        .and_then(|stat| {
+            stat.lines().find_map(|line| {
+                let (name, value) = line.split_once(' ')?;
+                (name == files.inactive_file).then(|| value.trim().parse::<u64>().ok())?
+            })
+        })
+        .unwrap_or(0);
+    Some(current.saturating_sub(inactive))
+}
+
+/// `some avg10=1.50 avg60=...`: the share in percent.
+fn stalled(path: &Path) -> Option<f64> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    let percent = some
+        .split_ascii_whitespace()
+        .find_map(|part| part.strip_prefix("avg10="))?
+        .parse::<f64>()
+        .ok()?;
+    (percent.is_finite() && percent >= 0.0).then_some(percent / 100.0)
+}

@@ -1,0 +1,292 @@
+//! The way down: parking, closing, and giving memory back to whoever needs it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use dormouse_core::keep_alive::{AdaptivePolicy, KeepAlivePolicy, ParkWindow};
+use dormouse_core::lifecycle::{How, IdlePlan, Stage};
+use dormouse_core::time::Timestamp;
+use dormouse_model_store::spec::KeepAliveSpec;
+
+use super::effects::{Effects, Place};
+use super::load::{OpenSession, Weights};
+use super::prepare::drop_pages;
+use super::{State, Unit};
+use crate::engine::Packing;
+use crate::events::EventKind;
+use crate::host::UnitDefaults;
+use crate::memory;
+use crate::timeline::{ColdStart, TimelineRecorder};
+
+/// What leaves with a park: sessions that are closed, and weights whose pages are dropped.
+#[derive(Debug)]
+pub(super) struct Parking {
+    /// The packed session, when one was in use.
+    packed: Option<Arc<OpenSession>>,
+}
+
+/// What a closing takes down.
+#[derive(Debug)]
+pub(super) struct Closing {
+    session: Option<Arc<OpenSession>>,
+    base: Option<Arc<OpenSession>>,
+    /// Its weights' pages leave the page cache as well.
+    evicts_cache: bool,
+}
+
+/// How long a model is kept, from its own settings and the server's.
+pub(super) fn keep_alive_policy(
+    own: &dormouse_model_store::spec::LifecycleSpec,
+    defaults: &UnitDefaults,
+    staging: bool,
+) -> KeepAlivePolicy {
+    let park_after = own.park_after.unwrap_or(defaults.park_after);
+    let park_after = park_after.filter(|_| staging);
+    match own.keep_alive.unwrap_or(defaults.keep_alive) {
+        KeepAliveSpec::For(keep_alive) => KeepAlivePolicy::Fixed {
+            park_after: park_after.filter(|&after| after < keep_alive),
+            close_after: Some(keep_alive),
+        },
+        KeepAliveSpec::Forever => KeepAlivePolicy::Fixed {
+            park_after,
+            close_after: None,
+        },
+        KeepAliveSpec::Off => KeepAlivePolicy::Off,
+        KeepAliveSpec::Adaptive => {
+            let usual = AdaptivePolicy::default();
+            KeepAlivePolicy::Adaptive(AdaptivePolicy {
+                park: park_after.and(usual.park).map(|window| ParkWindow {
+                    floor: window.floor.min(park_after.unwrap_or(window.floor)),
+                    ceiling: park_after.unwrap_or(window.ceiling),
+                }),
+                ..usual
+            })
+        }
+    }
+}
+
+impl Unit {
+    /// Whether parking would free anything: the weights are in the prepared store.
+    pub(super) fn can_park(&self, state: &State) -> bool {
+        self.host.wake.switches.staging
+            && match state.session.as_ref().map(|open| &open.weights) {
+                Some(Weights::Mapped(_) | Weights::Packed(_)) => true,
+                Some(Weights::Private(_)) => state.prepared,
+                None => false,
+            }
+    }
+
+    /// The plan for the time nobody calls, as far as it applies to the present session.
+    pub(super) fn replan(&self, state: &mut State) {
+        let plan = state.keep_alive.plan();
+        let park_after = plan.park_after.filter(|_| self.can_park(state));
+        state.lifecycle.set_plan(IdlePlan { park_after, ..plan });
+    }
+
+    /// Sends the model down because its memory is needed; false when it is in use.
+    /// With `scarce`, its weights leave the page cache as well.
+    pub fn evict(&self, how: How, scarce: bool) -> bool {
+        let now = self.host.clock.now();
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        if how == How::Park && !self.can_park(&state) {
+            return false;
+        }
+        let queued = state.batcher.queued();
+        let action = state.lifecycle.evict(now, queued, how);
+        let went = action.is_some();
+        self.act(&mut state, action, &mut effects, now);
+        if let Some(closing) = &mut effects.close {
+            closing.evicts_cache = scarce;
+        }
+        drop(state);
+        self.perform(effects, Place::Elsewhere);
+        went
+    }
+
+    /// A parked model was called: its weights come back as its runs read them. Bringing them in
+    /// ahead of the run would only compete with it.
+    pub(super) fn unpark(&self, state: &mut State, effects: &mut Effects) {
+        let recorder = TimelineRecorder::start(self.host.clock, &self.host.metrics, &self.id);
+        recorder.set_kind(ColdStart::Parked);
+        recorder.finish(false);
+        self.counters.woke(recorder.clone());
+        state.timeline = Some(recorder);
+        self.note_holding(state);
+        // It holds more again, which nobody was asked for.
+        effects.relieve = true;
+    }
+
+    /// Takes what a park drops out of the state. The session that stays may be given runs at once.
+    pub(super) fn begin_parking(&self, state: &mut State) -> Parking {
+        state.upgrade.dropped();
+        // Its next run brings pages in: not one to have on a thread that serves connections.
+        state.latest = None;
+        let packed = match state.base.take() {
+            Some(base) => state.session.replace(base),
+            None => None,
+        };
+        Parking { packed }
+    }
+
+    /// Takes everything out of the state.
+    pub(super) fn begin_closing(&self, state: &mut State) -> Closing {
+        state.leaving_bytes = self.holding_of(state).map_or(0, |holding| holding.bytes);
+        state.upgrade.dropped();
+        Closing {
+            session: state.session.take(),
+            base: state.base.take(),
+            evicts_cache: false,
+        }
+    }
+
+    pub(super) fn spawn_park(&self, parking: Parking) {
+        let unit = self.arc();
+        self.away(move || {
+            let before = memory::resident_bytes();
+            guarded(&unit, || {
+                drop(parking.packed);
+                unit.leave_private_weights();
+                let session = unit.state.lock().session.clone();
+                // Not of a model that was called meanwhile: its run would read them in again.
+                if let Some(open) = session.filter(|_| unit.stage() == Stage::Parked) {
+                    open.session.release_memory();
+                    if let Weights::Mapped(prepared) = &open.weights {
+                        // Held by the model and its session.
+                        drop_pages(prepared, 2);
+                    }
+                }
+                memory::release_memory();
+            });
+            let mut effects = Effects::default();
+            let returned = returned_since(before);
+            unit.host.metrics.server().returned_bytes.increment(returned);
+            unit.metrics().parks.increment(1);
+            tracing::info!(model = %unit.id.name, version = unit.id.version.0, stage = "parked", returned_bytes = returned, "weights dropped");
+            unit.host.events.publish(&unit.id, || EventKind::Parked {
+                returned_bytes: returned,
+            });
+            let now = unit.host.clock.now();
+            let mut state = unit.state.lock();
+            state.lifecycle.parked();
+            if matches!(state.session.as_deref(), Some(open) if matches!(open.weights, Weights::Private(_))) {
+                // The store did not have it after all: parking it again would free nothing either.
+                state.prepared = false;
+                unit.replan(&mut state);
+            }
+            unit.note_holding(&state);
+            let queued = state.batcher.queued();
+            let action = state.lifecycle.poll(now, queued);
+            unit.act(&mut state, action, &mut effects, now);
+            drop(state);
+            unit.perform(effects, Place::Elsewhere);
+        });
+    }
+
+    /// Replaces a session that has weights of its own by one over the prepared store.
+    fn leave_private_weights(&self) {
+        let is_private = |state: &State| {
+            let session = state.session.as_ref();
+            session.is_some_and(|open| matches!(open.weights, Weights::Private(_)))
+        };
+        if !is_private(&self.state.lock()) {
+            return;
+        }
+        let Some(prepared) = self.find_prepared() else {
+            return;
+        };
+        match self.open_prepared(&prepared, Packing::Off) {
+            Ok(open) => {
+                let mut state = self.state.lock();
+                if state.lifecycle.stage() == Stage::Parked && is_private(&state) {
+                    let open = Arc::new(open);
+                    self.took_up(&mut state, &open);
+                    let private = state.session.replace(open);
+                    drop(state);
+                    drop(private);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "the prepared model cannot be used; the model stays as it is");
+            }
+        }
+    }
+
+    pub(super) fn spawn_close(&self, closing: Closing) {
+        let unit = self.arc();
+        self.away(move || {
+            let Closing {
+                session,
+                base,
+                evicts_cache,
+            } = closing;
+            let before = memory::resident_bytes();
+            guarded(&unit, || {
+                let weights = session.as_ref().map(|open| open.weights.clone());
+                drop((session, base));
+                if let Some(Weights::Mapped(prepared) | Weights::Packed(prepared)) = weights {
+                    // Not what another model reads.
+                    let unused = prepared.packs.iter().filter(|pack| Arc::strong_count(pack) == 1);
+                    for pack in unused.filter(|_| evicts_cache) {
+                        pack.evict_cache();
+                    }
+                }
+                memory::release_memory();
+            });
+            let returned = returned_since(before);
+            let server = unit.host.metrics.server();
+            server.models_warm.decrement(1.0);
+            server.returned_bytes.increment(returned);
+            unit.metrics().closes.increment(1);
+            tracing::info!(model = %unit.id.name, version = unit.id.version.0, stage = "asleep", returned_bytes = returned, "session closed");
+            unit.host.events.publish(&unit.id, || EventKind::Slept { returned_bytes: returned });
+            let now = unit.host.clock.now();
+            let mut effects = Effects::default();
+            let mut state = unit.state.lock();
+            unit.host.wake.residency.release(unit.serial);
+            let queued = state.batcher.queued();
+            let action = state.lifecycle.closed(now, queued);
+            unit.act(&mut state, action, &mut effects, now);
+            drop(state);
+            unit.perform(effects, Place::Elsewhere);
+        });
+    }
+
+    /// Does blocking work on a thread that is started from the runtime. Whoever asks for memory
+    /// may stand back behind those that serve, and threads that it started would do so for ever.
+    fn away(&self, work: impl FnOnce() + Send + 'static) {
+        self.host.runtime.spawn(async move {
+            // What may panic is guarded: the unit must hear of the end.
+            let _ = tokio::task::spawn_blocking(work).await;
+        });
+    }
+
+    /// Tells the budget what the model holds now. Under the lock, as everything that changes it,
+    /// so that the budget hears of it in the order it happened.
+    pub(super) fn note_holding(&self, state: &State) {
+        if let Some(holding) = self.holding_of(state) {
+            self.host.wake.residency.update(&self.arc(), holding);
+        }
+    }
+
+    /// Notes a call, for a policy that learns from them.
+    pub(super) fn note_arrival(&self, state: &mut State, now: Timestamp) {
+        if state.learns {
+            state.keep_alive.arrived(now);
+            self.replan(state);
+        }
+    }
+}
+
+/// Does what calls into engine and store. The unit goes on even if it panics: whoever waits for it
+/// would wait for ever.
+fn guarded(unit: &Unit, work: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        tracing::error!(model = %unit.id.name, version = unit.id.version.0, "giving memory back panicked");
+    }
+}
+
+fn returned_since(before: Option<u64>) -> u64 {
+    let resident = before.zip(memory::resident_bytes());
+    resident.map_or(0, |(before, after)| before.saturating_sub(after))
+}

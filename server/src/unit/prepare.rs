@@ -1,0 +1,274 @@
+//! A unit and the prepared store: what is looked up there, what is put there, and the packed
+//! session that follows an unpacked one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dormouse_core::lifecycle::Stage;
+use dormouse_core::upgrade::{BuildId, Packing as PackingGain};
+use dormouse_model_store::store::PreparedModel;
+use tokio::time::Instant;
+
+use super::footprint::{loading_footprint, packed_bytes};
+use super::load::{OpenSession, Weights};
+use super::{State, Unit};
+use crate::engine::Packing;
+use crate::memory;
+use crate::preparation::{Outcome, PrepareError, Subject};
+use crate::timeline::LoadStage;
+
+/// Bytes that are packed in a second, for models of which it was not measured.
+const PACKING_RATE: u64 = 1 << 30;
+
+/// What preparing a model brought.
+#[derive(Clone, Copy, Debug)]
+pub struct PreparationReport {
+    pub outcome: Outcome,
+    pub source_bytes: u64,
+    pub stored_bytes: u64,
+    pub load_before: Duration,
+    pub load_after: Duration,
+    /// None when nothing could be made up to run the model on.
+    pub packing_pays: Option<bool>,
+}
+
+impl Unit {
+    fn subject<'a>(&'a self, label: &'a str) -> Subject<'a> {
+        Subject {
+            source: &*self.source,
+            session: &self.spec.session,
+            label,
+        }
+    }
+
+    /// What the prepared store has of the model.
+    pub(super) fn find_prepared(&self) -> Option<Arc<PreparedModel>> {
+        // Instances that share nothing have nothing in the store either.
+        if !self.host.wake.switches.sharing {
+            return None;
+        }
+        let preparation = self.host.wake.preparation.as_ref()?;
+        preparation.find(&self.subject(&self.id.to_string()))
+    }
+
+    /// A session is about to serve: what follows from where its weights are.
+    pub(super) fn took_up(&self, state: &mut State, session: &Arc<OpenSession>) {
+        state.upgrade.set_packing(match &session.weights {
+            Weights::Mapped(prepared) => packing_gain(prepared),
+            Weights::Private(_) | Weights::Packed(_) => None,
+        });
+    }
+
+    /// Puts the model into the prepared store, in the background and once.
+    pub(super) fn spawn_prepare(&self) {
+        let wake = &self.host.wake;
+        if !(wake.switches.prepare && wake.switches.sharing) || wake.preparation.is_none() {
+            return;
+        }
+        {
+            let mut state = self.state.lock();
+            if state.unpreparable || std::mem::replace(&mut state.preparing, true) {
+                return;
+            }
+        }
+        let unit = self.arc();
+        let spawned = wake.preparers.spawn(move || {
+            let prepared = unit.prepare_now();
+            let mut state = unit.state.lock();
+            state.preparing = false;
+            state.prepared = prepared;
+            unit.replan(&mut state);
+            let mut effects = super::effects::Effects::default();
+            unit.set_alarm(&mut state, &mut effects);
+            drop(state);
+            unit.perform(effects, super::effects::Place::Elsewhere);
+        });
+        if let Err(error) = spawned {
+            self.state.lock().preparing = false;
+            tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "not prepared");
+        }
+    }
+
+    /// Whether the store has the model afterwards.
+    fn prepare_now(&self) -> bool {
+        let Some(preparation) = &self.host.wake.preparation else {
+            return false;
+        };
+        if preparation.store().is_read_only() {
+            return false;
+        }
+        // As much as another load of the model takes; it is none of the model's own.
+        let Some(_room) = self
+            .host
+            .wake
+            .residency
+            .borrow(loading_footprint(self.source.size()))
+        else {
+            tracing::info!(model = %self.id.name, version = self.id.version.0, "not prepared: no memory is free for it");
+            return false;
+        };
+        let label = self.id.to_string();
+        match preparation.prepare(&self.subject(&label)) {
+            Ok((outcome, prepared)) => {
+                if outcome == Outcome::Prepared {
+                    self.host.metrics.server().preparations.increment(1);
+                    tracing::info!(model = %self.id.name, version = self.id.version.0, source_bytes = prepared.facts.source_bytes, weight_bytes = prepared.weight_bytes(), "prepared: wakes from the store from now on");
+                }
+                true
+            }
+            Err(error @ (PrepareError::NotPreparable(_) | PrepareError::Busy)) => {
+                let mut state = self.state.lock();
+                state.unpreparable = matches!(error, PrepareError::NotPreparable(_));
+                drop(state);
+                tracing::info!(model = %self.id.name, version = self.id.version.0, %error, "not prepared");
+                false
+            }
+            Err(error) => {
+                self.host.metrics.server().preparation_failures.increment(1);
+                tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "not prepared; the model goes on being loaded from its files");
+                false
+            }
+        }
+    }
+
+    /// Puts the model into the prepared store and times a load from its files and one from there.
+    /// Blocks.
+    pub fn prepare_and_measure(&self) -> Result<PreparationReport, PrepareError> {
+        let Some(preparation) = &self.host.wake.preparation else {
+            return Err(PrepareError::NoStore);
+        };
+        self.host.engine.prepare()?;
+        let started = Instant::now();
+        let source = self.source.read().map_err(PrepareError::Source)?;
+        let plain = self.host.engine.open(source.bytes, &self.spec.session)?;
+        let load_before = started.elapsed();
+        drop(plain);
+        memory::release_memory();
+        let label = self.id.to_string();
+        let (outcome, prepared) = preparation.prepare(&self.subject(&label))?;
+        let started = Instant::now();
+        let opened = preparation.open(&prepared, &self.spec.session, Packing::Off)?;
+        let load_after = started.elapsed();
+        drop(opened);
+        preparation.store().update_facts(&prepared.key, |facts| {
+            facts.source_load_us = u64::try_from(load_before.as_micros()).ok();
+            facts.prepared_load_us = u64::try_from(load_after.as_micros()).ok();
+        })?;
+        Ok(PreparationReport {
+            outcome,
+            source_bytes: self.source.size(),
+            stored_bytes: prepared.weight_bytes() + prepared.graph.len() as u64,
+            load_before,
+            load_after,
+            packing_pays: prepared.facts.packing.map(|verdict| verdict.pays),
+        })
+    }
+
+    /// Builds the packed session in the background and swaps it in.
+    pub(super) fn spawn_upgrade(&self, build: BuildId) {
+        let unit = self.arc();
+        let spawned = self.host.wake.preparers.spawn(move || {
+            let packed = unit.build_packed(build);
+            let mut state = unit.state.lock();
+            let unwanted = match packed {
+                None => {
+                    state.upgrade.build_failed(build);
+                    None
+                }
+                Some(packed) => unit.take_up_packed(&mut state, build, packed),
+            };
+            unit.note_holding(&state);
+            let packed = state.session.clone().filter(|_| unwanted.is_none());
+            drop(state);
+            drop(unwanted);
+            if let Some(Weights::Packed(prepared)) = packed.as_ref().map(|open| &open.weights) {
+                // What was packed is not read any more; the rest comes back by itself. Held by the
+                // model and its two sessions.
+                drop_pages(prepared, 3);
+            }
+            memory::release_memory();
+        });
+        if let Err(error) = spawned {
+            self.state.lock().upgrade.build_failed(build);
+            tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "weights are not packed");
+        }
+    }
+
+    fn build_packed(&self, build: BuildId) -> Option<OpenSession> {
+        let (prepared, recorder) = {
+            let state = self.state.lock();
+            // It may have waited long: the model may be parked, or called and woken again.
+            if state.lifecycle.stage() != Stage::Warm || !state.upgrade.wants(build) {
+                return None;
+            }
+            let Weights::Mapped(prepared) = &state.session.as_ref()?.weights else {
+                return None;
+            };
+            let residency = &self.host.wake.residency;
+            // While it has its session: its closing gives this back with all the rest.
+            if !residency.try_reserve(&self.arc(), packed_bytes(prepared)) {
+                tracing::info!(model = %self.id.name, version = self.id.version.0, "weights are not packed: no memory is free for it");
+                return None;
+            }
+            (Arc::clone(prepared), state.timeline.clone())
+        };
+        let _stage = recorder
+            .as_ref()
+            .map(|recorder| recorder.stage(LoadStage::Pack));
+        match self.open_prepared(&prepared, Packing::On) {
+            Ok(packed) => Some(packed),
+            Err(error) => {
+                tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "weights could not be packed; the model runs on unpacked");
+                None
+            }
+        }
+    }
+
+    /// Puts the packed session in the place of the unpacked one, which stays at hand. Returns the
+    /// packed one when nobody wants it any more.
+    fn take_up_packed(
+        &self,
+        state: &mut State,
+        build: BuildId,
+        packed: OpenSession,
+    ) -> Option<OpenSession> {
+        if !state.upgrade.built(build) || state.lifecycle.stage() != Stage::Warm {
+            return Some(packed);
+        }
+        state.base = state.session.replace(Arc::new(packed));
+        // Runs are shorter from here on.
+        state.latest = None;
+        self.metrics().upgrades.increment(1);
+        tracing::info!(model = %self.id.name, version = self.id.version.0, "packed session in use");
+        None
+    }
+}
+
+/// Drops the pages of packs that only this model reads: it holds each of them `own` times.
+pub(super) fn drop_pages(prepared: &PreparedModel, own: usize) {
+    for pack in &prepared.packs {
+        if Arc::strong_count(pack) <= own {
+            pack.drop_pages();
+        }
+    }
+}
+
+/// What packing brings and costs, none when it does not pay. A model on which nothing could be
+/// measured is packed, as it is everywhere.
+fn packing_gain(prepared: &PreparedModel) -> Option<PackingGain> {
+    let build = Duration::from_millis(prepared.weight_bytes() * 1000 / PACKING_RATE);
+    match prepared.facts.packing {
+        None => Some(PackingGain {
+            gain_per_run: build / 20,
+            build,
+        }),
+        Some(verdict) => verdict.pays.then(|| PackingGain {
+            gain_per_run: Duration::from_micros(
+                verdict
+                    .unpacked_run_us
+                    .saturating_sub(verdict.packed_run_us),
+            ),
+            build,
+        }),
+    }
+}

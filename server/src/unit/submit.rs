@@ -1,0 +1,172 @@
+//! A request on its way into the queue: wakes the model, is admitted or refused.
+
+use std::time::Duration;
+
+use dormouse_core::admission::{self, Outlook};
+use dormouse_core::batch::{EntryId, Refused, Waiting};
+use dormouse_core::code::ErrorCode;
+use dormouse_core::lifecycle::{Demand, Stage};
+use dormouse_core::order::Sequencer;
+use dormouse_core::time::Timestamp;
+use tokio::sync::oneshot;
+
+use super::effects::{Effects, Place};
+use super::{NotAnswered, Pending, State, Ticket, Unit};
+use crate::error::ServeError;
+use crate::metrics::FailureReason;
+use crate::request::{InferRequest, InferResponse};
+
+impl Unit {
+    pub(super) fn submit(&self, request: InferRequest) -> Result<Ticket, NotAnswered> {
+        let now = self.host.clock.now();
+        let received = request.received;
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        let was_parked = state.lifecycle.stage() == Stage::Parked;
+        let demand = state.lifecycle.demand(now);
+        self.note_arrival(&mut state, now);
+        let cold = match demand {
+            Demand::Run if was_parked => {
+                self.unpark(&mut state, &mut effects);
+                true
+            }
+            Demand::Run => false,
+            Demand::Wait => true,
+            Demand::StartLoad => {
+                self.begin_load(&mut state, &mut effects, now);
+                true
+            }
+            Demand::Refuse { retry_at } => {
+                let error = self.load_refusal(&state, retry_at, now);
+                drop(state);
+                return Err(self.refused(error, received, FailureReason::Backend));
+            }
+            Demand::Retired => return Err(NotAnswered::Retired(request)),
+        };
+        let queued = self.enqueue(&mut state, request, cold, now);
+        if queued.is_ok() {
+            self.pump(&mut state, &mut effects, now);
+        }
+        self.set_alarm(&mut state, &mut effects);
+        drop(state);
+        // Also when the request itself was refused: a load may have been decided.
+        self.perform(effects, Place::HereIfShort);
+        match queued {
+            Ok((entry, receiver)) => {
+                let unit = self.arc();
+                Ok(Ticket {
+                    unit,
+                    entry,
+                    receiver,
+                    answered: false,
+                })
+            }
+            Err(error) => Err(self.refused(error, received, FailureReason::Rejected)),
+        }
+    }
+
+    fn enqueue(
+        &self,
+        state: &mut State,
+        request: InferRequest,
+        cold: bool,
+        now: Timestamp,
+    ) -> Result<
+        (
+            EntryId,
+            oneshot::Receiver<Result<InferResponse, ServeError>>,
+        ),
+        ServeError,
+    > {
+        let outlook = Outlook {
+            queued_rows: state.batcher.queued_rows(),
+            running: state.runs.len(),
+            concurrency: self.spec.concurrency as usize,
+            // Where each request runs alone, the others are taken to be of this one's size.
+            max_rows: match self.spec.runs_rows_together {
+                true => self.spec.max_batch_size,
+                false => request.rows.max(1),
+            },
+            running_since: state.runs.first().map(|run| run.started),
+            load_remaining: state.load_started.map(|started| {
+                let expected = state.profile.expected_load().unwrap_or_default();
+                expected.saturating_sub(now - started)
+            }),
+        };
+        admission::admit(
+            &outlook,
+            &state.profile,
+            request.rows,
+            request.deadline,
+            now,
+        )
+        .map_err(|refusal| {
+            let why = match refusal.expected_wait {
+                Duration::ZERO => "it has passed".to_owned(),
+                wait => format!("about {wait:?} of work is ahead of this request"),
+            };
+            ServeError::new(
+                ErrorCode::DeadlineExceeded,
+                format!("model {} cannot answer before the deadline: {why}", self.id),
+            )
+            .retry_after(refusal.retry_after)
+        })?;
+        let bytes = request
+            .inputs
+            .iter()
+            .flatten()
+            .map(|tensor| tensor.data.len() as u64)
+            .sum();
+        let permit = self.host.in_flight.reserve(bytes)?;
+        let (reply, receiver) = oneshot::channel();
+        let priority = request.priority;
+        let deadline = request.deadline;
+        let sequence = state.order.as_mut().map(Sequencer::issue);
+        let pending = Pending {
+            request,
+            reply,
+            enqueued: now,
+            sequence,
+            batchable: self.spec.runs_rows_together,
+            cold,
+            _bytes: permit,
+        };
+        match state.batcher.push(
+            Waiting {
+                item: pending,
+                priority,
+                deadline,
+                timeout: None,
+            },
+            now,
+        ) {
+            Ok(entry) => {
+                self.metrics().pending.increment(1.0);
+                if cold {
+                    self.metrics().cold_requests.increment(1);
+                }
+                Ok((entry, receiver))
+            }
+            Err(Refused::QueueFull { item, limit }) => {
+                self.skip_in_order(state, item.sequence);
+                Err(ServeError::new(
+                    ErrorCode::Overloaded,
+                    format!(
+                        "the queue of model {} is full: {limit} requests wait already",
+                        self.id
+                    ),
+                )
+                .retry_after(
+                    state
+                        .profile
+                        .expected_run(1)
+                        .unwrap_or(Duration::from_millis(100)),
+                ))
+            }
+            Err(Refused::Expired { item }) => {
+                self.skip_in_order(state, item.sequence);
+                Err(self.deadline_exceeded())
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What waking and falling asleep share over all models: the prepared store, the memory budget,
+//! the threads that work in the background, and which mechanisms are switched on.
+
+use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use dormouse_core::id::ByteSize;
+use dormouse_model_store::store::{PreparedModel, Store, StoreConfig};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::store::default_folder;
+use crate::clock::Clock;
+use crate::config::{MemoryBudgetSetting, WakeConfig};
+use crate::engine::Engine;
+use crate::host::Host;
+use crate::memory::{MemoryLimit, PressureGauge};
+use crate::preparation::Preparation;
+use crate::priority::Background;
+use crate::residency::Residency;
+use crate::timeline::{LoadStage, TimelineRecorder};
+
+/// How much of a map is brought in at a time: enough to keep a disk busy, little enough that
+/// several threads share the work evenly.
+const CHUNK: u64 = 8 << 20;
+
+/// More threads than this bring no more out of a disk or a memory bus.
+const MAX_POPULATORS: usize = 4;
+
+/// When memory is short, this part of all there may be is asked for at a time.
+const RELIEF: u64 = 16;
+
+/// Shared by every unit.
+#[derive(Debug)]
+pub struct Wake {
+    /// None: models are loaded from their files only.
+    pub preparation: Option<Arc<Preparation>>,
+    pub residency: Arc<Residency>,
+    pub switches: Switches,
+    /// Builds sessions.
+    pub loaders: Background,
+    /// Brings weights in.
+    pub populators: Background,
+    /// Prepares models and packs weights, one at a time.
+    pub preparers: Background,
+}
+
+/// Mechanisms that can be switched off to see what they are worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switches {
+    /// Models are prepared after their first load.
+    pub prepare: bool,
+    /// Weights are brought in while the session is built.
+    pub overlap: bool,
+    /// One session and one copy of the weights serve every run.
+    pub sharing: bool,
+    /// An idle model is parked before it is closed.
+    pub staging: bool,
+}
+
+impl Wake {
+    /// Opens the store and sizes the budget. A store that cannot be opened is done without.
+    pub fn new(
+        config: &WakeConfig,
+        load_threads: usize,
+        engine: &Arc<dyn Engine>,
+        clock: Clock,
+    ) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        Self {
+            preparation: open_store(config)
+                .map(|store| Arc::new(Preparation::new(store, Arc::clone(engine)))),
+            residency: Arc::new(Residency::new(budget(config.memory_budget), clock)),
+            switches: Switches {
+                prepare: config.prepare,
+                overlap: config.overlap,
+                sharing: config.sharing,
+                staging: config.staging,
+            },
+            loaders: Background::new("load", load_threads),
+            populators: Background::new("populate", cores.min(MAX_POPULATORS)),
+            preparers: Background::new("prepare", 1),
+        }
+    }
+
+    /// Brings a prepared model's weights in, on several threads; returns when all of them are
+    /// there. Nothing depends on it: what is missing comes when it is first read.
+    pub fn populate(&self, prepared: &Arc<PreparedModel>, recorder: &TimelineRecorder) {
+        for job in self.start_populating(prepared, recorder) {
+            // A job that failed leaves its part to the runs.
+            let _ = job.wait();
+        }
+    }
+
+    /// Begins to bring a prepared model's weights in and returns at once.
+    pub fn start_populating(
+        &self,
+        prepared: &Arc<PreparedModel>,
+        recorder: &TimelineRecorder,
+    ) -> Vec<crate::priority::Job<()>> {
+        let spans = prepared.spans();
+        let mut chunks = Vec::new();
+        for (pack, span) in spans {
+            let mut from = span.start;
+            while from < span.end {
+                let length = CHUNK.min(span.end - from);
+                chunks.push((pack, from, length));
+                from += length;
+            }
+        }
+        let threads = self.populators.jobs_at_once().min(chunks.len());
+        let chunks = Arc::new(chunks);
+        let next = Arc::new(AtomicU64::new(0));
+        let mut jobs = Vec::new();
+        for _ in 0..threads {
+            let (chunks, next) = (Arc::clone(&chunks), Arc::clone(&next));
+            let (prepared, recorder) = (Arc::clone(prepared), recorder.clone());
+            let job = self.populators.spawn(move || {
+                let stage = recorder.stage(LoadStage::Populate);
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed) as usize;
+                    let Some(&(pack, from, length)) = chunks.get(index) else {
+                        return;
+                    };
+                    if let Err(error) = prepared.packs[pack].populate(from, length) {
+                        tracing::debug!(%error, "weights could not be brought in ahead of their use");
+                        return;
+                    }
+                    stage.bytes(length);
+                }
+            });
+            match job {
+                Ok(job) => jobs.push(job),
+                Err(error) => {
+                    tracing::debug!(%error, "weights are not brought in ahead of their use");
+                    break;
+                }
+            }
+        }
+        jobs
+    }
+}
+
+/// Tells of the memory that models hold, and has idle ones go when the machine runs out of it
+/// whatever the budget says.
+pub async fn watch_memory(host: &Host, stop: CancellationToken) {
+    let gauge = PressureGauge::new();
+    let mut ticks = tokio::time::interval(Duration::from_secs(1));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = stop.cancelled() => return,
+        }
+        let residency = &host.wake.residency;
+        host.metrics
+            .memory(&residency.usage(), residency.evictions());
+        // A parked model that was called has its weights back without having asked.
+        residency.relieve();
+        let pressure = gauge.sample();
+        if !pressure.is_high() {
+            continue;
+        }
+        // Unmapping takes a while; this thread has requests to serve.
+        let engine = Arc::clone(&host.engine);
+        let _ = tokio::task::spawn_blocking(move || engine.release_memory()).await;
+        let wanted = pressure.limit_bytes.unwrap_or(0) / RELIEF;
+        let evicted = residency.free_up(wanted);
+        if evicted > 0 {
+            tracing::warn!(evicted, headroom = ?pressure.headroom_bytes().map(ByteSize), "memory is short: idle models give theirs up");
+        }
+    }
+}
+
+/// The store that a configuration names, none when it is switched off or cannot be used.
+fn open_store(config: &WakeConfig) -> Option<Arc<Store>> {
+    if !config.use_store {
+        return None;
+    }
+    let Some(dir) = config.store.clone().or_else(|| default_folder().ok()) else {
+        tracing::warn!(
+            "no cache directory is known, so models are not prepared: set --store, DORMOUSE_CACHE_DIR or HOME"
+        );
+        return None;
+    };
+    let opened = Store::open(StoreConfig {
+        dir: dir.clone(),
+        max_bytes: config.store_max_size.0,
+    });
+    match opened {
+        Ok(store) => Some(store),
+        Err(error) => {
+            tracing::warn!(dir = %dir.display(), %error, "the prepared store cannot be used; models are loaded from their files");
+            None
+        }
+    }
+}
+
+fn budget(setting: MemoryBudgetSetting) -> u64 {
+    let bytes = match setting {
+        MemoryBudgetSetting::Unlimited => return u64::MAX,
+        MemoryBudgetSetting::Bytes(bytes) => bytes.0,
+        MemoryBudgetSetting::Auto => match MemoryLimit::detect() {
+            None => {
+                tracing::warn!(
+                    "how much memory there is cannot be found out: models may use any amount (--memory-budget)"
+                );
+                return u64::MAX;
+            }
+            Some(limit) => limit.default_budget(),
+        },
+    };
+    tracing::info!(budget = %ByteSize(bytes), "memory budget of models");
+    bytes
+}

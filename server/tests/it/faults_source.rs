@@ -1,0 +1,316 @@
+//! Source files replaced under a server: answers stay until a reload or the next wake, and are of
+//! one state of the files, never of two.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dormouse_proto::inference as pb;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use crate::generated::{Generated, TestStore, parameters, preparations, settled};
+use crate::race::Numbers;
+use crate::repository::TestRepository;
+use crate::server::{TestServer, eventually};
+use crate::wake::wakes_from;
+use crate::wire::output;
+
+const OLD: Generated = Generated::new(256, 2).outside();
+const NEW: Generated = OLD.weights(5).bias(3);
+/// 8 MiB in one file.
+const WHOLE: Generated = Generated::new(512, 8);
+
+/// Puts new files beside the old ones and renames them over these.
+fn rename_over(folder: &Path, model: Generated) -> Result<()> {
+    let staged = tempfile::tempdir_in(folder.parent().context("a folder")?)?;
+    model.write(staged.path())?;
+    for file in ["weights.bin", "model.onnx"] {
+        fs::rename(staged.path().join(file), folder.join(file))?;
+    }
+    Ok(())
+}
+
+/// Writes into the very files that are there.
+fn overwrite(folder: &Path, model: Generated) -> Result<()> {
+    fs::write(folder.join("weights.bin"), model.data())?;
+    Ok(fs::write(folder.join("model.onnx"), model.graph())?)
+}
+
+fn truncate(folder: &Path) -> Result<()> {
+    for file in ["weights.bin", "model.onnx"] {
+        File::options()
+            .write(true)
+            .open(folder.join(file))?
+            .set_len(0)?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn answers_do_not_change_while_files_do_until_a_reload() -> Result<()> {
+    let repository = TestRepository::new()?;
+    let store = TestStore::new()?;
+    let kept = parameters(&[("keep_alive", "1h"), ("park_after", "never")]);
+    let parked = parameters(&[("keep_alive", "1h"), ("park_after", "10ms")]);
+    // One reads its own copy, one the store's map, one comes and goes between the two.
+    let models = [("private", &kept), ("mapped", &kept), ("parked", &parked)];
+    for (name, config) in models {
+        OLD.add(&repository, name, config)?;
+    }
+    // Large enough for the engine to read its file itself.
+    WHOLE.add(&repository, "whole", &kept)?;
+    settled().await;
+    let first = TestServer::over(&repository)
+        .arg(store.flag())
+        .start()
+        .await?;
+    let client = first.grpc().await?;
+    OLD.ask(&client, "mapped").await?;
+    eventually("it is prepared", || async {
+        Ok(preparations(&first).await? == 1.0)
+    })
+    .await?;
+    first.kill().await?;
+    let mut server = TestServer::over(&repository)
+        .arg(store.flag())
+        .arg("--background-preparation=false")
+        .arg("--model-control-mode=explicit")
+        .arg("--load-model=*")
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    for (name, _) in models {
+        OLD.ask(&client, name).await?;
+    }
+    WHOLE.ask(&client, "whole").await?;
+    let whole = repository.model_dir("whole").join("1/model.onnx");
+    let folders = models.map(|(name, _)| repository.model_dir(name).join("1"));
+    for change in 0..4 {
+        for folder in &folders {
+            match change {
+                0 => rename_over(folder, NEW)?,
+                1 => overwrite(folder, OLD.weights(9))?,
+                2 => truncate(folder)?,
+                _ => fs::remove_dir_all(folder)?,
+            }
+        }
+        match change {
+            0 => fs::write(&whole, WHOLE.weights(9).graph())?,
+            1 => File::options().write(true).open(&whole)?.set_len(0)?,
+            _ => {}
+        }
+        for _ in 0..10 {
+            for (name, _) in models {
+                let answer = OLD.ask(&client, name).await;
+                answer.with_context(|| format!("after change {change}"))?;
+            }
+            WHOLE.ask(&client, "whole").await?;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    // What is not there cannot be reloaded, and what serves goes on.
+    let load = async |name: &str| {
+        let request = pb::RepositoryModelLoadRequest {
+            model_name: name.to_owned(),
+            ..Default::default()
+        };
+        client.clone().repository_model_load(request).await
+    };
+    for (name, _) in models {
+        ensure!(load(name).await.is_err(), "{name} was loaded from nothing");
+        OLD.ask(&client, name).await?;
+    }
+    for ((name, _), folder) in models.iter().zip(&folders) {
+        NEW.write(folder)?;
+        load(name).await?;
+        NEW.ask(&client, name).await?;
+    }
+    server.assert_healthy().await
+}
+
+#[tokio::test]
+async fn a_parked_model_stays_what_it_was_though_its_new_files_are_prepared() -> Result<()> {
+    let repository = TestRepository::new()?;
+    let store = TestStore::new()?;
+    let config = parameters(&[("keep_alive", "1h"), ("park_after", "300ms")]);
+    OLD.add(&repository, "model", &config)?;
+    settled().await;
+    let mut server = TestServer::over(&repository)
+        .arg(store.flag())
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    OLD.ask(&client, "model").await?;
+    eventually("it is prepared", || async {
+        Ok(preparations(&server).await? == 1.0)
+    })
+    .await?;
+    // Another process prepares the new files under the same name before this one is parked.
+    rename_over(&repository.model_dir("model").join("1"), NEW)?;
+    settled().await;
+    let other = TestServer::over(&repository)
+        .arg(store.flag())
+        .start()
+        .await?;
+    NEW.ask(&other.grpc().await?, "model").await?;
+    eventually("the new files are prepared", || async {
+        Ok(preparations(&other).await? == 1.0)
+    })
+    .await?;
+    for _ in 0..5 {
+        OLD.ask(&client, "model").await?;
+        tokio::time::sleep(Duration::from_millis(400)).await;
+    }
+    OLD.ask(&client, "model").await?;
+    server.assert_healthy().await
+}
+
+/// Waits until the server's one model sleeps.
+async fn sleeps(server: &TestServer) -> Result<()> {
+    eventually("the model sleeps", || async {
+        let loads = server.metric("dormouse_loads_total", &[]).await?;
+        Ok(server.metric("dormouse_sleeps_total", &[]).await? == loads)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_next_wake_takes_up_new_files_whole() -> Result<()> {
+    let repository = TestRepository::new()?;
+    let store = TestStore::new()?;
+    let config = parameters(&[("keep_alive", "5ms")]);
+    OLD.add(&repository, "model", &config)?;
+    let spare = repository.path().join("model/spare");
+    NEW.write(&spare)?;
+    settled().await;
+    let mut server = TestServer::over(&repository)
+        .arg(store.flag())
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    OLD.ask(&client, "model").await?;
+    // Callers all the while: each answer is of the old files or of the new ones.
+    let stop = Arc::new(AtomicBool::new(false));
+    let (old, new) = (OLD.answer(1.0), NEW.answer(1.0));
+    let traffic: Vec<_> = (0..4)
+        .map(|caller| {
+            let (client, stop) = (client.clone(), Arc::clone(&stop));
+            let (old, new) = (old.clone(), new.clone());
+            tokio::spawn(async move {
+                let mut seen = [0; 2];
+                while !stop.load(Ordering::Relaxed) {
+                    let answer = client
+                        .clone()
+                        .model_infer(OLD.request("model", 1.0).0)
+                        .await?
+                        .into_inner();
+                    let found = output::<f32>(&answer, "Y", &[1, OLD.size as i64])?;
+                    match () {
+                        () if found == old => seen[0] += 1,
+                        () if found == new => seen[1] += 1,
+                        () => anyhow::bail!("half: {:?}…", &found[..4]),
+                    }
+                    tokio::time::sleep(Duration::from_millis(7 + 3 * caller)).await;
+                }
+                anyhow::Ok(seen)
+            })
+        })
+        .collect();
+    let folder = repository.model_dir("model").join("1");
+    for _ in 0..30 {
+        renameat_with(CWD, &folder, CWD, &spare, RenameFlags::EXCHANGE)?;
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    let mut seen = [0; 2];
+    for caller in traffic {
+        let counts = caller.await?;
+        let counts = counts.with_context(|| format!("log:\n{}", server.log.tail()))?;
+        seen = [seen[0] + counts[0], seen[1] + counts[1]];
+    }
+    ensure!(seen.iter().all(|&count| count > 0), "{seen:?}");
+    // An even number of exchanges: the old ones again, and from now on only they.
+    sleeps(&server).await?;
+    OLD.ask(&client, "model").await?;
+    // Files changed between two sleeps in any other way are taken up as well.
+    for (round, model) in [NEW, OLD, NEW.bias(2)].into_iter().enumerate() {
+        sleeps(&server).await?;
+        match round % 2 {
+            0 => rename_over(&folder, model)?,
+            _ => overwrite(&folder, model)?,
+        }
+        let answer = model.ask(&client, "model").await;
+        answer.with_context(|| format!("change {round}"))?;
+    }
+    settled().await;
+    wakes_from(&client, "model", NEW.bias(2), "prepared").await?;
+    let (good, report) = store.command("verify").await?;
+    ensure!(good, "{report}");
+    server.assert_healthy().await
+}
+
+#[tokio::test]
+async fn files_changed_in_the_midst_of_a_load_are_refused_or_answered_whole() -> Result<()> {
+    const MODELS: usize = 12;
+    let repository = TestRepository::new()?;
+    let store = TestStore::new()?;
+    let other = WHOLE.weights(4).bias(2);
+    let model = |index: usize| match index % 2 {
+        0 => (WHOLE, other),
+        _ => (WHOLE.outside(), other.outside()),
+    };
+    for index in 0..MODELS {
+        model(index).0.add(&repository, &format!("m{index}"), "")?;
+    }
+    OLD.add(&repository, "good", "")?;
+    let mut server = TestServer::over(&repository)
+        .arg(store.flag())
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    OLD.ask(&client, "good").await?;
+    let mut numbers = Numbers(11);
+    let mut seen = [0; 3];
+    for index in 0..MODELS {
+        let name = format!("m{index}");
+        let (old, new) = model(index);
+        let folder = repository.model_dir(&name).join("1");
+        let call = {
+            let client = client.clone();
+            let request = old.request(&name, 1.0).0;
+            tokio::spawn(async move { client.clone().model_infer(request).await })
+        };
+        tokio::time::sleep(Duration::from_millis(numbers.below(25))).await;
+        tokio::task::spawn_blocking(move || overwrite_any(&folder, new)).await??;
+        match call.await? {
+            Ok(answer) => {
+                let found = output::<f32>(&answer.into_inner(), "Y", &[1, old.size as i64])?;
+                match () {
+                    () if found == old.answer(1.0) => seen[0] += 1,
+                    () if found == new.answer(1.0) => seen[1] += 1,
+                    () => anyhow::bail!("half: {:?}…", &found[..4]),
+                }
+            }
+            Err(status) => {
+                seen[2] += 1;
+                let told = status.message();
+                let named = told.contains("model.onnx") || told.contains("weights.bin");
+                ensure!(named, "{told}");
+            }
+        }
+        OLD.ask(&client, "good").await?;
+    }
+    println!("old, new, refused: {seen:?}");
+    server.assert_healthy().await
+}
+
+/// As [`overwrite`], of a model with or without a file of weights.
+fn overwrite_any(folder: &Path, model: Generated) -> Result<()> {
+    if model.outside {
+        return overwrite(folder, model);
+    }
+    Ok(fs::write(folder.join("model.onnx"), model.graph())?)
+}
