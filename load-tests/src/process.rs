@@ -2,19 +2,24 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::Instant;
+
+use crate::pages::ProcessMemory;
 
 /// A server that was started for a measurement. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
     child: Child,
     grpc: String,
+    metrics: Option<String>,
     pub(crate) started: Instant,
 }
 
@@ -38,35 +43,55 @@ impl ServerProcess {
             let mut last = String::new();
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 let event: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
-                if event["message"] == "listening" && event["protocol"] == "grpc" {
-                    let _ =
-                        sender.send(Ok(event["address"].as_str().unwrap_or_default().to_owned()));
+                if event["message"] == "listening" {
+                    let field = |name: &str| event[name].as_str().unwrap_or_default().to_owned();
+                    let _ = sender.send(Ok((field("protocol"), field("address"))));
                 }
                 last = line;
             }
             let _ = sender.send(Err(last));
         });
-        let grpc = match receiver.recv_timeout(Duration::from_secs(30)) {
-            Ok(Ok(address)) => address,
-            Ok(Err(last)) => bail!("{} ended: {last}", program.display()),
-            Err(_) => bail!("{} did not listen within 30 s", program.display()),
-        };
-        Ok(Self {
+        let mut server = Self {
             child,
-            grpc,
+            grpc: String::new(),
+            metrics: None,
             started,
-        })
+        };
+        let with_metrics = args.iter().any(|arg| arg.as_ref() == "--metrics-port=0");
+        while server.grpc.is_empty() || (with_metrics && server.metrics.is_none()) {
+            match receiver.recv_timeout(Duration::from_secs(30)) {
+                Ok(Ok((protocol, address))) => match protocol.as_str() {
+                    "grpc" => server.grpc = address,
+                    "metrics" => server.metrics = Some(address),
+                    _ => {}
+                },
+                Ok(Err(last)) => bail!("{} ended: {last}", program.display()),
+                Err(_) => bail!("{} did not listen within 30 s", program.display()),
+            }
+        }
+        Ok(server)
     }
 
     /// Starts the `dormouse` that was built together with this program, on free loopback ports.
     pub(crate) fn dormouse(repository: &Path) -> anyhow::Result<Self> {
+        Self::dormouse_with(repository, &[])
+    }
+
+    /// The `dormouse` that was built together with this program.
+    pub(crate) fn binary() -> anyhow::Result<PathBuf> {
         let binary = std::env::current_exe()?.with_file_name("dormouse");
         ensure!(
             binary.exists(),
             "{} is missing: build it with `cargo build --release -p dormouse-server`",
             binary.display()
         );
-        let args: [&OsStr; 9] = [
+        Ok(binary)
+    }
+
+    /// As [`ServerProcess::dormouse`] with further flags.
+    pub(crate) fn dormouse_with(repository: &Path, flags: &[String]) -> anyhow::Result<Self> {
+        let binary = Self::binary()?;
+        let mut args: Vec<&OsStr> = vec![
             "serve".as_ref(),
             "--model-repository".as_ref(),
             repository.as_ref(),
@@ -75,8 +100,10 @@ impl ServerProcess {
             "--metrics-port=0".as_ref(),
             "--http-address=127.0.0.1".as_ref(),
             "--grpc-address=127.0.0.1".as_ref(),
+            "--metrics-address=127.0.0.1".as_ref(),
             "--log-format=json".as_ref(),
         ];
+        args.extend(flags.iter().map(OsStr::new));
         Self::start(&binary, &args)
     }
 
@@ -85,21 +112,35 @@ impl ServerProcess {
         format!("http://{}", self.grpc)
     }
 
+    /// Its memory now.
+    pub(crate) fn memory(&self) -> anyhow::Result<ProcessMemory> {
+        ProcessMemory::of(self.child.id())
+    }
+
+    /// Waits until it has nothing to do.
+    pub(crate) async fn quiet(&self, patience: Duration) -> anyhow::Result<()> {
+        quiet(self.child.id(), patience).await
+    }
+
+    /// The text of its metrics page.
+    pub(crate) async fn metrics_text(&self) -> anyhow::Result<String> {
+        let address = self.metrics.as_deref().context("it serves no metrics")?;
+        let fetch = async {
+            let mut socket = TcpStream::connect(address).await?;
+            let request = format!("GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n");
+            socket.write_all(request.as_bytes()).await?;
+            let mut answer = Vec::new();
+            socket.read_to_end(&mut answer).await?;
+            anyhow::Ok(String::from_utf8_lossy(&answer).into_owned())
+        };
+        tokio::time::timeout(Duration::from_secs(10), fetch)
+            .await
+            .context("the metrics page did not come within 10 s")?
+    }
+
     /// User and system time used so far.
     pub(crate) fn cpu_time(&self) -> anyhow::Result<Duration> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // The second field is the program's name in parentheses and may hold spaces.
-        let fields = stat
-            .rsplit_once(')')
-            .context("unexpected form of /proc/PID/stat")?
-            .1;
-        let ticks: u64 = fields
-            .split_whitespace()
-            .skip(11)
-            .take(2)
-            .filter_map(|field| field.parse::<u64>().ok())
-            .sum();
-        Ok(Duration::from_millis(ticks * 1000 / ticks_per_second()))
+        cpu_time(self.child.id())
     }
 
     /// Resident memory in bytes.
@@ -123,6 +164,86 @@ impl ServerProcess {
     }
 }
 
+/// User and system time that a process has used so far.
+pub(crate) fn cpu_time(pid: u32) -> anyhow::Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The second field is the program's name in parentheses and may hold spaces.
+    let fields = stat
+        .rsplit_once(')')
+        .context("unexpected form of /proc/PID/stat")?
+        .1;
+    let ticks: u64 = fields
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum();
+    Ok(Duration::from_millis(ticks * 1000 / ticks_per_second()))
+}
+
+/// Waits until a process has nothing to do, so that what is measured next is measured alone.
+pub(crate) async fn quiet(pid: u32, patience: Duration) -> anyhow::Result<()> {
+    const WINDOW: Duration = Duration::from_millis(60);
+    let started = Instant::now();
+    let mut before = cpu_time(pid)?;
+    while started.elapsed() < patience {
+        tokio::time::sleep(WINDOW).await;
+        let now = cpu_time(pid)?;
+        // The clock ticks in hundredths of a second: one tick may be this loop's own. A thread of
+        // low priority may use none and still wait for its turn.
+        if now.saturating_sub(before) <= Duration::from_millis(10) && !has_work(pid)? {
+            return Ok(());
+        }
+        before = now;
+    }
+    bail!("the process was still busy after {patience:?}")
+}
+
+/// Whether a thread of the process other than this one runs, or waits for a core or a disk.
+fn has_work(pid: u32) -> anyhow::Result<bool> {
+    let own = std::fs::read_link("/proc/thread-self")?;
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let thread = thread?;
+        if own.file_name() == Some(&thread.file_name()) {
+            continue;
+        }
+        // One that ended meanwhile has nothing to do.
+        let Ok(stat) = std::fs::read_to_string(thread.path().join("stat")) else {
+            continue;
+        };
+        let state = stat.rsplit_once(") ").map(|(_, rest)| rest.chars().next());
+        if matches!(state, Some(Some('R' | 'D'))) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The sum of a metric over the lines of an exposition that carry all of `labels`, each written
+/// `key="value"`; none where the metric is not exported.
+pub(crate) fn metric(text: &str, name: &str, labels: &[&str]) -> Option<f64> {
+    let mut sum = None;
+    for line in text.lines() {
+        let Some(rest) = line.strip_prefix(name) else {
+            continue;
+        };
+        let (found, value) = match rest.strip_prefix('{') {
+            Some(rest) => match rest.rsplit_once("} ") {
+                Some(split) => split,
+                None => continue,
+            },
+            None => match rest.strip_prefix(' ') {
+                Some(value) => ("", value),
+                None => continue,
+            },
+        };
+        if labels.iter().all(|label| found.contains(label)) {
+            *sum.get_or_insert(0.0) += value.trim().parse::<f64>().unwrap_or(0.0);
+        }
+    }
+    sum
+}
+
 impl Drop for ServerProcess {
     fn drop(&mut self) {
         // Both fail only when it has ended already.
@@ -136,4 +257,35 @@ fn ticks_per_second() -> u64 {
     // SAFETY: `sysconf` reads a constant of the system.
     let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
     u64::try_from(ticks).unwrap_or(100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_summed_over_matching_lines() {
+        let text = "# TYPE loads counter\nloads{model=\"a\",version=\"1\"} 2\nloads{model=\"b\"} 3\n\
+                    loads_total{model=\"a\"} 9\nwarm 4\n";
+        assert_eq!(metric(text, "loads", &[]), Some(5.0));
+        assert_eq!(metric(text, "loads", &["model=\"a\""]), Some(2.0));
+        assert_eq!(metric(text, "loads", &["model=\"c\""]), None);
+        assert_eq!(metric(text, "warm", &[]), Some(4.0));
+        assert_eq!(metric(text, "cold", &[]), None);
+    }
+
+    #[test]
+    fn thread_at_work_is_noticed() {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let working = std::thread::spawn(move || {
+            while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
+                std::hint::spin_loop();
+            }
+        });
+        let noticed = has_work(std::process::id()).unwrap();
+        drop(stop);
+        working.join().unwrap();
+        assert!(noticed);
+        assert!(cpu_time(std::process::id()).is_ok());
+    }
 }

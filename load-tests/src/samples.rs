@@ -1,0 +1,100 @@
+//! Repeated measurements of one thing, and what is said about them.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::ser::SerializeStruct;
+
+/// Values of one measure, in the order they were taken.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Samples(pub(crate) Vec<f64>);
+
+impl Samples {
+    pub(crate) fn push(&mut self, value: f64) {
+        self.0.push(value);
+    }
+
+    /// Adds a time in milliseconds.
+    pub(crate) fn push_millis(&mut self, time: Duration) {
+        self.0.push(time.as_secs_f64() * 1e3);
+    }
+
+    /// The middle value; none without values.
+    pub(crate) fn median(&self) -> Option<f64> {
+        let mut sorted = self.0.clone();
+        (!sorted.is_empty()).then(|| crate::table::median(&mut sorted))
+    }
+
+    pub(crate) fn min(&self) -> Option<f64> {
+        self.0.iter().copied().min_by(f64::total_cmp)
+    }
+
+    pub(crate) fn max(&self) -> Option<f64> {
+        self.0.iter().copied().max_by(f64::total_cmp)
+    }
+
+    /// How many times the other's median this one's is.
+    pub(crate) fn over(&self, other: &Self) -> Option<f64> {
+        match (self.median(), other.median()) {
+            (Some(ours), Some(theirs)) if theirs != 0.0 => Some(ours / theirs),
+            _ => None,
+        }
+    }
+
+    /// `12.3 (11.9–14.0)`, or a dash without values.
+    pub(crate) fn cell(&self) -> String {
+        match (self.median(), self.min(), self.max()) {
+            (Some(median), Some(min), Some(max)) => {
+                format!("{median:.1} ({min:.1}–{max:.1})")
+            }
+            _ => "–".to_owned(),
+        }
+    }
+}
+
+impl Serialize for Samples {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut out = serializer.serialize_struct("Samples", 4)?;
+        out.serialize_field("median", &self.median())?;
+        out.serialize_field("min", &self.min())?;
+        out.serialize_field("max", &self.max())?;
+        out.serialize_field("values", &self.0)?;
+        out.end()
+    }
+}
+
+/// A ratio for a table.
+pub(crate) fn times(ratio: Option<f64>) -> String {
+    ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))
+}
+
+/// Bytes as MiB for a table.
+pub(crate) fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_tell_their_middle_and_their_ends() {
+        let samples = Samples(vec![3.0, 1.0, 2.0, 10.0]);
+        assert_eq!(samples.median(), Some(2.5));
+        assert_eq!(samples.cell(), "2.5 (1.0–10.0)");
+        assert_eq!(Samples::default().cell(), "–");
+        assert_eq!(
+            serde_json::to_string(&Samples(vec![2.0])).unwrap(),
+            r#"{"median":2.0,"min":2.0,"max":2.0,"values":[2.0]}"#
+        );
+    }
+
+    #[test]
+    fn ratios_need_both_sides() {
+        let two = Samples(vec![2.0]);
+        assert_eq!(two.over(&Samples(vec![4.0])), Some(0.5));
+        assert_eq!(two.over(&Samples::default()), None);
+        assert_eq!(two.over(&Samples(vec![0.0])), None);
+        assert_eq!(times(None), "–");
+    }
+}

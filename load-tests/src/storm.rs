@@ -1,0 +1,177 @@
+//! Very many requests at once for a model that sleeps.
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use serde::Serialize;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::models::{self, BenchModel};
+use crate::outside::{Outside, prepare_store, store_note};
+use crate::samples::{Samples, times};
+use crate::table;
+
+/// Requests per connection; HTTP/2 servers allow about a hundred at a time.
+const PER_CONNECTION: usize = 50;
+
+/// A thousand concurrent requests on a sleeping model.
+///
+/// Shows that there is one load, that everyone is answered, and that the first answer comes about
+/// as soon as that of a single request; single wakes and storms take turns. Takes about 3 minutes.
+#[derive(Args, Debug)]
+pub(crate) struct StormArgs {
+    /// Model to call
+    #[arg(long, default_value = "minilm")]
+    model: String,
+    /// Requests at once
+    #[arg(long, default_value_t = 1000)]
+    requests: usize,
+    /// Storms, each after a single wake
+    #[arg(long, default_value_t = 5)]
+    repetitions: usize,
+    /// Print JSON with every value instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Times in milliseconds.
+#[derive(Debug, Default, Serialize)]
+struct StormFigures {
+    model: String,
+    requests: usize,
+    single: Samples,
+    first: Samples,
+    last: Samples,
+    loads: Vec<f64>,
+    errors: Vec<String>,
+    store: String,
+}
+
+pub(crate) async fn run(args: StormArgs) -> Result<()> {
+    ensure!(
+        (1..=10_000).contains(&args.requests) && (1..=100).contains(&args.repetitions),
+        "1 to 10000 requests and 1 to 100 repetitions"
+    );
+    let scratch = models::scratch()?;
+    let (repository, store) = (
+        scratch.path().join("repository"),
+        scratch.path().join("store"),
+    );
+    let model = models::prepare(&[&args.model])?.remove(0);
+    model.lay_out(&repository, &model.name, "")?;
+    let entries = prepare_store(&repository, &store).await?;
+    let server = Outside::start(
+        &repository,
+        &store,
+        &["--keep-alive=200ms", "--staged-exit=false"],
+    )
+    .await?;
+    let mut figures = StormFigures {
+        model: model.name.clone(),
+        requests: args.requests,
+        store: store_note(entries, 1),
+        ..StormFigures::default()
+    };
+    for _ in 0..args.repetitions {
+        single(&server, &model, &mut figures).await?;
+        storm(&server, &model, &mut figures).await?;
+    }
+    report(&figures, args.json)?;
+    ensure!(
+        figures.errors.is_empty(),
+        "{} requests got no answer, the first one: {}",
+        figures.errors.len(),
+        figures.errors[0]
+    );
+    ensure!(
+        figures.loads.iter().all(|&loads| loads == 1.0),
+        "loads per storm: {:?}",
+        figures.loads
+    );
+    Ok(())
+}
+
+async fn single(server: &Outside, model: &BenchModel, figures: &mut StormFigures) -> Result<()> {
+    server.quiet().await?;
+    let asked = Instant::now();
+    server.client.infer(model.request(&model.name)).await?;
+    figures.single.push_millis(asked.elapsed());
+    server.asleep(&model.name).await
+}
+
+async fn storm(server: &Outside, model: &BenchModel, figures: &mut StormFigures) -> Result<()> {
+    let (release, released) = watch::channel(None::<Instant>);
+    let mut calls = JoinSet::new();
+    let mut client = server.connect().await?;
+    for index in 0..figures.requests {
+        if index % PER_CONNECTION == 0 {
+            client = server.connect().await?;
+        }
+        let client = client.clone();
+        let request = model
+            .request(&model.name)
+            .deadline(Duration::from_secs(280));
+        let mut released = released.clone();
+        calls.spawn(async move {
+            // Fails only when the sender is gone, which outlives the calls.
+            let _ = released.wait_for(Option::is_some).await;
+            let started = (*released.borrow()).unwrap_or_else(Instant::now);
+            client.infer(request).await.map(|_| started.elapsed())
+        });
+    }
+    server.quiet().await?;
+    let before = server.metric("dormouse_loads_total", &[]).await?;
+    release.send_replace(Some(Instant::now()));
+    let mut answered = Vec::new();
+    while let Some(call) = calls.join_next().await {
+        match call? {
+            Ok(took) => answered.push(took),
+            Err(error) => figures.errors.push(error.to_string()),
+        }
+    }
+    if let (Some(&first), Some(&last)) = (answered.iter().min(), answered.iter().max()) {
+        figures.first.push_millis(first);
+        figures.last.push_millis(last);
+    }
+    let loads = server.metric("dormouse_loads_total", &[]).await? - before;
+    figures.loads.push(loads);
+    server.asleep(&model.name).await
+}
+
+fn report(figures: &StormFigures, json: bool) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, figures)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "{} requests at once on a sleeping {}; ms, median (min–max); {}",
+        figures.requests, figures.model, figures.store
+    )?;
+    drop(out);
+    table::print(
+        &[
+            "single wake",
+            "first answer",
+            "first/single",
+            "last answer",
+            "loads per storm",
+            "errors",
+        ],
+        &[vec![
+            figures.single.cell(),
+            figures.first.cell(),
+            times(figures.first.over(&figures.single)),
+            figures.last.cell(),
+            Samples(figures.loads.clone()).cell(),
+            figures.errors.len().to_string(),
+        ]],
+    )?;
+    Ok(())
+}

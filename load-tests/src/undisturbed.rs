@@ -1,0 +1,282 @@
+//! What one model's users notice while another model wakes and sleeps.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use hdrhistogram::Histogram;
+use serde::Serialize;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::models::{self, BenchModel, parameter};
+use crate::outside::{Outside, prepare_store, store_note};
+use crate::samples::{Samples, times};
+use crate::table;
+
+/// Latency of a small model under steady load, alone and while a 1.3 GB model wakes and sleeps.
+///
+/// Requests are sent at a fixed rate whatever becomes of them, and timed from the moment they were
+/// planned for. Both situations take turns. Takes about 3 minutes.
+#[derive(Args, Debug)]
+pub(crate) struct UndisturbedArgs {
+    /// Model that wakes and sleeps
+    #[arg(long, default_value = "bert-large")]
+    large: String,
+    /// Requests per second to the small model
+    #[arg(long, default_value_t = 100.0)]
+    rate: f64,
+    /// Seconds of each measurement
+    #[arg(long, default_value_t = 15)]
+    seconds: u64,
+    /// Measurements of each kind, in turns
+    #[arg(long, default_value_t = 5)]
+    repetitions: usize,
+    /// Print JSON with every value instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// One situation: percentiles in milliseconds, each value that of one repetition.
+#[derive(Debug, Default, Serialize)]
+struct Latency {
+    p50: Samples,
+    p99: Samples,
+    p999: Samples,
+    /// How late requests were sent, which is the generator's fault.
+    late_p99: Samples,
+    requests: u64,
+    errors: Vec<String>,
+    /// Wakes of the large model.
+    wakes: u32,
+    /// How long these took.
+    wake: Samples,
+}
+
+#[derive(Debug, Serialize)]
+struct UndisturbedFigures {
+    large: String,
+    rate: f64,
+    store: String,
+    alone: Latency,
+    disturbed: Latency,
+}
+
+pub(crate) async fn run(args: UndisturbedArgs) -> Result<()> {
+    ensure!(
+        (0.1..=10_000.0).contains(&args.rate)
+            && (1..=600).contains(&args.seconds)
+            && (1..=100).contains(&args.repetitions),
+        "0.1 to 10000 requests per second, 1 to 600 seconds, 1 to 100 repetitions"
+    );
+    let scratch = models::scratch()?;
+    let (repository, store) = (
+        scratch.path().join("repository"),
+        scratch.path().join("store"),
+    );
+    let small = models::prepare_small(1)?.remove(0);
+    let large = models::prepare(&[&args.large])?.remove(0);
+    small.lay_out(
+        &repository,
+        &small.name,
+        &(parameter("keep_alive", "forever") + &parameter("park_after", "never")),
+    )?;
+    large.lay_out(
+        &repository,
+        &large.name,
+        &(parameter("keep_alive", "100ms") + &parameter("park_after", "never")),
+    )?;
+    let entries = prepare_store(&repository, &store).await?;
+    let server = Outside::start(&repository, &store, &[]).await?;
+    let mut figures = UndisturbedFigures {
+        large: large.name.clone(),
+        rate: args.rate,
+        store: store_note(entries, 2),
+        alone: Latency::default(),
+        disturbed: Latency::default(),
+    };
+    let load = Load {
+        server: &server,
+        small,
+        period: Duration::from_secs_f64(1.0 / args.rate),
+        time: Duration::from_secs(args.seconds),
+    };
+    // The first round warms up and is not counted.
+    load.measure(&mut Latency::default()).await?;
+    for _ in 0..args.repetitions {
+        server.quiet().await?;
+        load.measure(&mut figures.alone).await?;
+        let stop = AtomicBool::new(false);
+        let measured = async {
+            let measured = load.measure(&mut figures.disturbed).await;
+            stop.store(true, Ordering::Relaxed);
+            measured
+        };
+        let (measured, wakes) = tokio::join!(measured, wake_and_sleep(&server, &large, &stop));
+        measured?;
+        let wakes = wakes.context("the large model could not be woken")?;
+        figures.disturbed.wakes += u32::try_from(wakes.0.len())?;
+        figures.disturbed.wake.0.extend(wakes.0);
+    }
+    report(&figures, args.json)?;
+    for latency in [&figures.alone, &figures.disturbed] {
+        ensure!(
+            latency.errors.is_empty(),
+            "{} requests failed, the first one: {}",
+            latency.errors.len(),
+            latency.errors[0]
+        );
+    }
+    Ok(())
+}
+
+/// Calls the large model whenever it sleeps; the times to its answers.
+async fn wake_and_sleep(
+    server: &Outside,
+    large: &BenchModel,
+    stop: &AtomicBool,
+) -> Result<Samples> {
+    let client = server.connect().await?;
+    let mut wakes = Samples::default();
+    while !stop.load(Ordering::Relaxed) {
+        let asked = Instant::now();
+        client.infer(large.request(&large.name)).await?;
+        wakes.push_millis(asked.elapsed());
+        // Its keep-alive and a moment of sleep; looking at the server would disturb it too.
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        server.asleep(&large.name).await?;
+    }
+    Ok(wakes)
+}
+
+/// A steady load on the small model.
+struct Load<'a> {
+    server: &'a Outside,
+    small: BenchModel,
+    period: Duration,
+    time: Duration,
+}
+
+impl Load<'_> {
+    async fn measure(&self, latency: &mut Latency) -> Result<()> {
+        let client = self.server.connect().await?;
+        client.infer(self.small.request(&self.small.name)).await?;
+        let mut ticks = tokio::time::interval(self.period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        let started = Instant::now();
+        let mut calls = JoinSet::new();
+        loop {
+            let planned = ticks.tick().await;
+            if started.elapsed() >= self.time {
+                break;
+            }
+            let (client, request) = (client.clone(), self.small.request(&self.small.name));
+            calls.spawn(async move {
+                let late = planned.elapsed();
+                let answer = client.infer(request).await;
+                answer.map(|_| (late, planned.elapsed()))
+            });
+        }
+        let mut took = histogram()?;
+        let mut late = histogram()?;
+        while let Some(call) = calls.join_next().await {
+            match call? {
+                Ok((sent_late, time)) => {
+                    took.saturating_record(micros(time));
+                    late.saturating_record(micros(sent_late));
+                }
+                Err(error) => latency.errors.push(error.to_string()),
+            }
+        }
+        let millis = |histogram: &Histogram<u64>, quantile| {
+            histogram.value_at_quantile(quantile) as f64 / 1e3
+        };
+        latency.requests += took.len();
+        latency.p50.push(millis(&took, 0.5));
+        latency.p99.push(millis(&took, 0.99));
+        latency.p999.push(millis(&took, 0.999));
+        latency.late_p99.push(millis(&late, 0.99));
+        Ok(())
+    }
+}
+
+/// Microseconds up to a quarter of an hour, three digits.
+pub(crate) fn histogram() -> Result<Histogram<u64>> {
+    Ok(Histogram::new_with_bounds(1, 900_000_000, 3)?)
+}
+
+pub(crate) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1)
+}
+
+fn report(figures: &UndisturbedFigures, json: bool) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, figures)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "A small model at {} requests/s, alone and while {} wakes and sleeps; ms, median over \
+         repetitions (min–max); {}",
+        figures.rate, figures.large, figures.store
+    )?;
+    drop(out);
+    let row = |name: &str, latency: &Latency| {
+        vec![
+            name.to_owned(),
+            latency.requests.to_string(),
+            latency.p50.cell(),
+            latency.p99.cell(),
+            latency.p999.cell(),
+            latency.late_p99.cell(),
+            latency.errors.len().to_string(),
+            latency.wakes.to_string(),
+            latency.wake.cell(),
+        ]
+    };
+    let (alone, disturbed) = (&figures.alone, &figures.disturbed);
+    let ratio = vec![
+        "ratio".to_owned(),
+        String::new(),
+        times(disturbed.p50.over(&alone.p50)),
+        times(disturbed.p99.over(&alone.p99)),
+        times(disturbed.p999.over(&alone.p999)),
+        String::new(),
+        String::new(),
+        String::new(),
+        String::new(),
+    ];
+    table::print(
+        &[
+            "situation",
+            "requests",
+            "p50",
+            "p99",
+            "p99.9",
+            "sent late p99",
+            "errors",
+            "wakes",
+            "wake",
+        ],
+        &[row("alone", alone), row("disturbed", disturbed), ratio],
+    )?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_beyond_the_histogram_are_its_largest() {
+        let mut histogram = histogram().unwrap();
+        histogram.saturating_record(micros(Duration::from_secs(100_000)));
+        histogram.saturating_record(micros(Duration::ZERO));
+        assert_eq!(histogram.len(), 2);
+        assert!(histogram.max() >= 900_000_000);
+    }
+}

@@ -1,0 +1,387 @@
+//! One model's measurements, each a fresh server or a fresh session, in turns.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use dormouse_client::InferResponse;
+use tokio::time::Instant;
+
+use super::{ABLATIONS, WakeArgs, WakeFigures};
+use crate::live::{Live, LiveOptions, quiet};
+use crate::models::BenchModel;
+use crate::pages;
+use crate::plain::{self, PlainRuntime, PlainSession};
+
+/// Straight to zero after each answer.
+const TO_ZERO: [&str; 2] = ["--keep-alive=1ms", "--staged-exit=false"];
+/// Parked after each answer, never closed.
+const TO_PARKED: [&str; 2] = ["--keep-alive=forever", "--park-after=1ms"];
+const STAYS_WARM: [&str; 2] = ["--keep-alive=forever", "--park-after=never"];
+/// Warm runs per repetition, of which the middle one counts.
+const WARM_RUNS: usize = 3;
+
+/// How long a background preparation is waited for; some models have none.
+const PREPARATION: Duration = Duration::from_secs(90);
+
+/// What one model is measured with.
+pub(super) struct Bench {
+    model: BenchModel,
+    options: LiveOptions,
+    runtime: PlainRuntime,
+    scratch: PathBuf,
+}
+
+impl Bench {
+    /// Lays out a repository of this one model.
+    pub(super) async fn set_up(model: &BenchModel, scratch: &Path) -> Result<Self> {
+        let repository = scratch.join("repository");
+        model.lay_out(&repository, &model.name, "")?;
+        let library = plain::library()?;
+        let options = LiveOptions {
+            repository,
+            library: library.clone(),
+            store: scratch.join("store"),
+            flags: Vec::new(),
+        };
+        // The server's environment has to be the first: it brings the shared thread pool.
+        Live::start(&options).await?.stop().await;
+        Ok(Self {
+            model: model.clone(),
+            options,
+            runtime: PlainRuntime::load(&library)?,
+            scratch: scratch.to_owned(),
+        })
+    }
+
+    pub(super) async fn measure(&self, args: &WakeArgs) -> Result<WakeFigures> {
+        let mut figures = WakeFigures {
+            model: self.model.name.clone(),
+            file_bytes: self.model.size()?,
+            ..WakeFigures::default()
+        };
+        pages::warm(&self.model.file())?;
+        figures.prepared = self.prepare_store().await?;
+        if !figures.prepared {
+            let note = "the store stayed empty: wakes are from the source file";
+            figures.notes.push(note.to_owned());
+        }
+        let repetitions = if args.quick {
+            args.repetitions.min(2)
+        } else {
+            args.repetitions
+        };
+        for repetition in 0..repetitions {
+            self.plain_and_floor(&mut figures).await?;
+            self.wake(&mut figures).await?;
+            self.parked(&mut figures).await?;
+            self.first_ever(&mut figures, repetition).await?;
+            if !args.no_cold {
+                self.cold(&mut figures).await?;
+            }
+            if args.ablation {
+                self.ablations(&mut figures).await?;
+            }
+        }
+        let seconds = Duration::from_secs(args.steady_seconds);
+        self.steady(&mut figures, seconds, repetitions).await?;
+        Ok(figures)
+    }
+
+    /// Has the store prepared by a server as users have it; tells whether that happened.
+    async fn prepare_store(&self) -> Result<bool> {
+        let live = Live::start(&self.options.with(&STAYS_WARM)).await?;
+        live.infer(self.request()).await?;
+        let started = Instant::now();
+        let found = loop {
+            let files = pages::files_below(&self.options.store)?;
+            let has_manifest = files.iter().any(|file| file.ends_with("manifest.json"));
+            // A preparation writes to the store long before it is finished.
+            let patience = if files.is_empty() { 10 } else { 180 };
+            if has_manifest || started.elapsed() > Duration::from_secs(patience) {
+                break has_manifest;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        // Writing is over when the process has nothing left to do.
+        quiet().await?;
+        live.stop().await;
+        Ok(found)
+    }
+
+    async fn plain_and_floor(&self, figures: &mut WakeFigures) -> Result<()> {
+        quiet().await?;
+        let plain = self.open_plain().await?;
+        figures.plain.push_millis(plain.open + plain.first);
+        figures.plain_open.push_millis(plain.open);
+        figures.plain_warm.push_millis(plain.warm);
+        drop(plain.session);
+        let file = self.model.file();
+        let touched = blocking(move || {
+            let started = Instant::now();
+            pages::touch(&file)?;
+            Ok(started.elapsed())
+        })
+        .await?;
+        figures.touch.push_millis(touched);
+        figures.floor.push_millis(touched + plain.warm);
+        Ok(())
+    }
+
+    /// Opens the file with default options and runs it.
+    async fn open_plain(&self) -> Result<Plain> {
+        let (runtime, model) = (self.runtime, self.model.clone());
+        let plain = blocking(move || {
+            // As the server does between two models: nobody starts on memory of the last one.
+            dormouse_server::memory::release_memory();
+            let started = Instant::now();
+            let session = runtime.open(&model.file())?;
+            let open = started.elapsed();
+            session.run(&model, |_, _| {})?;
+            let first = started.elapsed() - open;
+            let mut runs = Vec::new();
+            for _ in 0..WARM_RUNS {
+                let started = Instant::now();
+                session.run(&model, |_, _| {})?;
+                runs.push(started.elapsed());
+            }
+            runs.sort_unstable();
+            Ok(Plain {
+                session,
+                open,
+                first,
+                warm: runs[WARM_RUNS / 2],
+            })
+        });
+        plain.await
+    }
+
+    async fn wake(&self, figures: &mut WakeFigures) -> Result<()> {
+        let (took, response) = self.wake_from_zero(&self.options.with(&TO_ZERO)).await?;
+        figures.wake.push_millis(took);
+        if let Some(cold_start) = response.timing() {
+            figures.wake_load.push_millis(cold_start.total);
+        }
+        let difference = self.difference(response).await?;
+        figures.largest_difference = figures.largest_difference.max(difference);
+        Ok(())
+    }
+
+    /// One answer of a model at zero that has been awake before in the same server.
+    async fn wake_from_zero(&self, options: &LiveOptions) -> Result<(Duration, InferResponse)> {
+        let live = Live::start(options).await?;
+        live.infer(self.request()).await?;
+        live.asleep().await?;
+        quiet().await?;
+        let answer = live.infer(self.request()).await?;
+        live.asleep().await?;
+        live.stop().await;
+        Ok(answer)
+    }
+
+    async fn parked(&self, figures: &mut WakeFigures) -> Result<()> {
+        let live = Live::start(&self.options.with(&TO_PARKED)).await?;
+        live.infer(self.request()).await?;
+        if !parks(&live).await {
+            live.stop().await;
+            let note = "the model was not parked";
+            if !figures.notes.iter().any(|known| known == note) {
+                figures.notes.push(note.to_owned());
+            }
+            return Ok(());
+        }
+        quiet().await?;
+        let (took, _) = live.infer(self.request()).await?;
+        figures.parked.push_millis(took);
+        live.stop().await;
+        // What it is compared with: the same session while it is warm.
+        let live = Live::start(&self.options.with(&STAYS_WARM)).await?;
+        live.infer(self.request()).await?;
+        quiet().await?;
+        let mut runs = Vec::new();
+        for _ in 0..WARM_RUNS {
+            runs.push(live.infer(self.request()).await?.0);
+        }
+        runs.sort_unstable();
+        figures.parked_warm.push_millis(runs[WARM_RUNS / 2]);
+        live.stop().await;
+        Ok(())
+    }
+
+    async fn first_ever(&self, figures: &mut WakeFigures, repetition: usize) -> Result<()> {
+        let store = self.scratch.join(format!("empty-store-{repetition}"));
+        let live = Live::start(&self.options.over_store(&store).with(&STAYS_WARM)).await?;
+        quiet().await?;
+        let (took, _) = live.infer(self.request()).await?;
+        figures.first_ever.push_millis(took);
+        // What it goes on to do in the background would be in the way of the next measurement.
+        let started = Instant::now();
+        while prepared(&live) < 1.0 && started.elapsed() < PREPARATION {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        quiet().await?;
+        live.stop().await;
+        if store.exists() {
+            std::fs::remove_dir_all(&store)
+                .with_context(|| format!("cannot remove {}", store.display()))?;
+        }
+        Ok(())
+    }
+
+    async fn cold(&self, figures: &mut WakeFigures) -> Result<()> {
+        if let Err(error) = self.evict() {
+            let note = format!("no measurement with a cold page cache: {error}");
+            if !figures.notes.contains(&note) {
+                figures.notes.push(note);
+            }
+            return Ok(());
+        }
+        quiet().await?;
+        let plain = self.open_plain().await?;
+        figures.plain_cold.push_millis(plain.open + plain.first);
+        drop(plain.session);
+        let live = Live::start(&self.options.with(&TO_ZERO)).await?;
+        live.infer(self.request()).await?;
+        live.asleep().await?;
+        quiet().await?;
+        self.evict()?;
+        let (took, _) = live.infer(self.request()).await?;
+        figures.wake_cold.push_millis(took);
+        live.asleep().await?;
+        live.stop().await;
+        pages::warm(&self.model.file())?;
+        for file in pages::files_below(&self.options.store)? {
+            pages::warm(&file)?;
+        }
+        Ok(())
+    }
+
+    /// Drops the model's file and the store's from the page cache.
+    fn evict(&self) -> Result<()> {
+        pages::evict(&self.model.file())?;
+        for file in pages::files_below(&self.options.store)? {
+            pages::evict(&file)?;
+        }
+        Ok(())
+    }
+
+    async fn ablations(&self, figures: &mut WakeFigures) -> Result<()> {
+        for (name, flag) in ABLATIONS {
+            let options = self.options.with(&TO_ZERO).with(&[flag]);
+            let (took, _) = self.wake_from_zero(&options).await?;
+            figures.without.entry(name).or_default().push_millis(took);
+        }
+        Ok(())
+    }
+
+    /// Requests per second, one at a time, of a server that stays warm and of a plain session.
+    async fn steady(
+        &self,
+        figures: &mut WakeFigures,
+        seconds: Duration,
+        repetitions: usize,
+    ) -> Result<()> {
+        let live = Live::start(&self.options.with(&STAYS_WARM)).await?;
+        let plain = self.open_plain().await?;
+        let mut session = plain.session;
+        // Calls for an upgrade, and gives it the time to happen where packing pays.
+        let started = Instant::now();
+        while started.elapsed() < seconds * 5 {
+            live.infer(self.request()).await?;
+            figures.packed = live.metric("dormouse_packed_sessions_total") > 0.0;
+            if figures.packed && started.elapsed() >= seconds {
+                break;
+            }
+        }
+        quiet().await?;
+        for _ in 0..repetitions {
+            let model = self.model.clone();
+            let (returned, rate) = blocking(move || {
+                let (mut runs, started) = (0u32, Instant::now());
+                while runs == 0 || started.elapsed() < seconds {
+                    session.run(&model, |_, _| {})?;
+                    runs += 1;
+                }
+                Ok((session, f64::from(runs) / started.elapsed().as_secs_f64()))
+            })
+            .await?;
+            session = returned;
+            figures.steady_plain.push(rate);
+            let (mut answers, started) = (0u32, Instant::now());
+            while answers == 0 || started.elapsed() < seconds {
+                live.infer(self.request()).await?;
+                answers += 1;
+            }
+            let rate = f64::from(answers) / started.elapsed().as_secs_f64();
+            figures.steady.push(rate);
+        }
+        live.stop().await;
+        Ok(())
+    }
+
+    /// The largest difference between an answer and a plain session's outputs.
+    async fn difference(&self, response: InferResponse) -> Result<f64> {
+        let (runtime, model) = (self.runtime, self.model.clone());
+        blocking(move || {
+            let session = runtime.open(&model.file())?;
+            let mut answers = Vec::new();
+            for (name, tensor) in response.outputs() {
+                if let Ok(values) = tensor.to_vec::<f32>() {
+                    answers.push((name.to_owned(), values));
+                }
+            }
+            let mut largest = 0f64;
+            session.run(&model, |name, values| {
+                let answer = answers.iter().find(|(answered, _)| answered == name);
+                let Some((_, answer)) = answer.filter(|(_, answer)| answer.len() == values.len())
+                else {
+                    largest = f64::INFINITY;
+                    return;
+                };
+                for (one, other) in answer.iter().zip(values) {
+                    largest = largest.max(f64::from((one - other).abs()));
+                }
+            })?;
+            Ok(largest)
+        })
+        .await
+    }
+
+    fn request(&self) -> dormouse_client::InferRequest {
+        self.model.request(&self.model.name)
+    }
+}
+
+/// A plain session and how long its parts took.
+struct Plain {
+    session: PlainSession,
+    open: Duration,
+    first: Duration,
+    warm: Duration,
+}
+
+/// Waits until the server has parked its model; no after two seconds without.
+async fn parks(live: &Live) -> bool {
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(2) {
+        if live.metric("dormouse_parks_total") > 0.0 {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    false
+}
+
+/// Preparations that came to an end, good or bad.
+fn prepared(live: &Live) -> f64 {
+    live.metric("dormouse_preparations_total") + live.metric("dormouse_preparation_failures_total")
+}
+
+/// Runs the engine's work where blocking is allowed.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .context("the measurement panicked")?
+}
