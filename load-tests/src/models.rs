@@ -183,6 +183,12 @@ pub(crate) fn scratch() -> Result<tempfile::TempDir> {
     Ok(tempfile::tempdir_in(parent)?)
 }
 
+/// Waits until files that were just laid out count as unchanged: a server does not trust what it
+/// remembers of a file whose last change is less than two seconds old, and would load the source.
+pub(crate) async fn settled() {
+    tokio::time::sleep(std::time::Duration::from_millis(2500)).await;
+}
+
 /// Finds or makes the named models. Blocks: a first run downloads packages and writes files.
 pub(crate) fn prepare(names: &[&str]) -> Result<Vec<BenchModel>> {
     let folder = target_dir()?.join("bench-models");

@@ -9,6 +9,7 @@ use anyhow::{Result, bail, ensure};
 use dormouse_client::{Client, RetryPolicy};
 use tokio::time::Instant;
 
+use crate::models;
 use crate::pages::{self, ProcessMemory};
 use crate::plain;
 use crate::process::{ServerProcess, metric};
@@ -109,6 +110,7 @@ async fn connect(url: &str) -> Result<Client> {
 /// Has every model of a repository prepared, as `dormouse prepare` does it ahead of time. Tells how
 /// many entries the store has then.
 pub(crate) async fn prepare_store(repository: &Path, store: &Path) -> Result<usize> {
+    models::settled().await;
     let output = tokio::process::Command::new(ServerProcess::binary()?)
         .arg("prepare")
         .arg("--model-repository")

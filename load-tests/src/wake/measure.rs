@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{ABLATIONS, WakeArgs, WakeFigures};
 use crate::live::{Live, LiveOptions, quiet};
-use crate::models::BenchModel;
+use crate::models::{self, BenchModel};
 use crate::pages;
 use crate::plain::{self, PlainRuntime, PlainSession};
 
@@ -37,6 +37,7 @@ impl Bench {
     pub(super) async fn set_up(model: &BenchModel, scratch: &Path) -> Result<Self> {
         let repository = scratch.join("repository");
         model.lay_out(&repository, &model.name, "")?;
+        models::settled().await;
         let library = plain::library()?;
         let options = LiveOptions {
             repository,
