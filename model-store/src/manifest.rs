@@ -11,9 +11,10 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 use crate::repository::FileIdentity;
+use crate::store::Digest;
 
 pub(crate) use build::Parts;
-pub use digest::{Digest, Digests, MemoryDigests, hash_file, is_settled};
+pub use digest::{Digests, MemoryDigests, hash_file, is_settled};
 pub use element::ElementType;
 
 /// A version's files and tensors and the memory they need.
@@ -33,8 +34,6 @@ pub struct Manifest {
     pub nodes: u64,
     /// An estimate of what the session itself takes, beside its tensors.
     pub context_bytes: u64,
-    /// What outputs and intermediate values take; known once a run was measured.
-    pub writable_bytes: Option<u64>,
     /// What is odd about the files, each a sentence.
     pub warnings: Vec<String>,
 }
@@ -169,7 +168,6 @@ pub struct LoadPlan {
     pub bytes_read: u64,
     pub bytes_read_only: u64,
     pub bytes_context: u64,
-    pub bytes_writable: Option<u64>,
     pub source_key_parts: Vec<SourceKeyPart>,
 }
 
@@ -179,7 +177,7 @@ pub struct TaxonTotal {
     pub taxon: Taxon,
     /// Tensors known of this kind.
     pub tensors: usize,
-    /// None where it follows from shapes of requests and no run was measured.
+    /// None where it follows from shapes of requests.
     pub bytes: Option<u64>,
 }
 
@@ -202,7 +200,6 @@ impl Manifest {
             read,
             bytes_read_only: self.read_only_bytes(),
             bytes_context: self.context_bytes,
-            bytes_writable: self.writable_bytes,
             source_key_parts: self
                 .files
                 .iter()
@@ -219,11 +216,6 @@ impl Manifest {
     /// Bytes of all tensors that come with the model.
     pub fn read_only_bytes(&self) -> u64 {
         sum(self.tensors.iter().map(|tensor| tensor.bytes))
-    }
-
-    /// Notes what outputs and intermediate values took in a run; the largest stands.
-    pub fn measured(&mut self, writable_bytes: u64) {
-        self.writable_bytes = self.writable_bytes.max(Some(writable_bytes));
     }
 
     /// Tensors and bytes by the part they play in memory.
@@ -243,7 +235,7 @@ impl Manifest {
             TaxonTotal {
                 taxon: Taxon::Writable,
                 tensors: self.outputs.len(),
-                bytes: self.writable_bytes,
+                bytes: None,
             },
             TaxonTotal {
                 taxon: Taxon::Context,

@@ -39,6 +39,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use clearing::{EntryInfo, GcReport};
 pub use digest::{Digest, InvalidDigest};
@@ -78,6 +79,8 @@ pub struct Store {
     access: Access,
     packs: Packs,
     sources: DigestCache,
+    /// Models that were dropped because they could not be used.
+    dropped: AtomicU64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +128,7 @@ impl Store {
             config,
             root,
             access,
+            dropped: AtomicU64::new(0),
         };
         // Whoever holds the lock has swept or will.
         if access == Access::Full
@@ -184,6 +188,21 @@ impl Store {
         Ok(None)
     }
 
+    /// Drops a model that is as it was written and cannot be used all the same, so that it is
+    /// prepared again.
+    pub fn discard(&self, model: &PreparedModel, reason: &dyn std::fmt::Display) {
+        let key = &model.key;
+        tracing::warn!(%key, %reason, "a prepared model that cannot be used is dropped");
+        let dropped = self.writable();
+        let dropped = dropped.and_then(|()| self.drop_entry(&model.folder, key));
+        self.note(key, dropped);
+    }
+
+    /// How many models this process found damaged or useless and dropped.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
     /// Asks for the right to prepare a model: one at a time for each key over all processes.
     pub fn begin(self: &Arc<Self>, key: &EntryKey) -> Result<Begun, StoreError> {
         self.writable()?;
@@ -233,8 +252,13 @@ impl Store {
 
     /// Damage that stays is not served, and whoever comes next tries again.
     fn note(&self, key: &EntryKey, dropped: Result<(), StoreError>) {
-        if let Err(error) = dropped {
-            tracing::warn!(%key, %error, "damage could not be removed from the store");
+        match dropped {
+            Ok(()) => {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => {
+                tracing::warn!(%key, %error, "damage could not be removed from the store");
+            }
         }
     }
 

@@ -367,6 +367,23 @@ impl Server {
         self.end(Ending::Asked).await
     }
 
+    /// Has what is being prepared given up, and waits for that: its draft goes with it.
+    async fn stop_preparing(&self) {
+        let wake = &self.service.host().wake;
+        let Some(preparation) = &wake.preparation else {
+            return;
+        };
+        preparation.stop();
+        let stopped = tokio::time::timeout(PREPARING_PATIENCE, async {
+            while !wake.preparers.is_idle() {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        });
+        if stopped.await.is_err() {
+            tracing::warn!("a preparation is cut off: whoever opens the store next clears it up");
+        }
+    }
+
     async fn end(mut self, ending: Ending) -> bool {
         self.service.set_readiness(Readiness::Leaving);
         tracing::info!(?ending, drain_delay = ?self.config.drain_delay, exit_timeout = ?self.config.exit_timeout, "shutting down");
@@ -385,6 +402,7 @@ impl Server {
         self.stop_chores.cancel();
         // Nobody waits for a load that is under way; what is warm closes in no time.
         let _ = tokio::time::timeout(CLOSE_PATIENCE, self.service.registry().retire_all()).await;
+        self.stop_preparing().await;
         self.webhooks.flush(FLUSH_PATIENCE).await;
         self.alarm.stop();
         tracing::info!(in_time, "stopped");
@@ -397,6 +415,10 @@ const READINESS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long closing sessions may delay the end of a server that has no request left.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long a preparation under way may delay the end: no step of it can be interrupted.
+const PREPARING_PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// How long undelivered webhook messages may delay the end.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);

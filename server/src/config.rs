@@ -14,7 +14,7 @@ use std::time::Duration;
 use dormouse_core::id::ByteSize;
 
 use crate::cli::serve::ServeArgs;
-pub use file::{FileConfig, MemoryBudgetSetting};
+pub use file::{FileConfig, MemoryBudgetSetting, parse_span};
 pub use wake::WakeConfig;
 pub use webhooks::{Endpoint, Secret, WebhookConfig};
 
@@ -349,7 +349,7 @@ impl Config {
                     .global_thread_pool
                     .or(file.engine.global_thread_pool)
                     .unwrap_or(true),
-                spinning: file.engine.spinning.unwrap_or(false),
+                spinning: file.engine.spinning.unwrap_or(true),
                 default_max_batch_size: backend
                     .default_max_batch_size
                     .or(file.engine.default_max_batch_size)

@@ -119,6 +119,8 @@ pub struct ServerMetrics {
     pub bytes_in_flight: Gauge,
     pub returned_bytes: Counter,
     pub preparations: Counter,
+    /// Prepared models that were damaged or of no use.
+    pub prepared_dropped: Counter,
     pub preparation_failures: Counter,
     evictions: [Counter; 2],
     memory_held: [Gauge; 4],
@@ -181,6 +183,7 @@ impl Metrics {
             bytes_in_flight: gauge("dormouse_request_bytes_in_flight"),
             returned_bytes: counter("dormouse_memory_returned_bytes_total"),
             preparations: counter("dormouse_preparations_total"),
+            prepared_dropped: counter("dormouse_prepared_dropped_total"),
             preparation_failures: counter("dormouse_preparation_failures_total"),
             evictions: ["park", "close"].map(|how| {
                 let label = vec![Label::new("how", how)];
@@ -462,6 +465,10 @@ fn describe(recorder: &PrometheusRecorder) {
     counter(
         "dormouse_preparations_total",
         "Models put into the prepared store",
+    );
+    counter(
+        "dormouse_prepared_dropped_total",
+        "Prepared models that were damaged or of no use and were dropped",
     );
     counter(
         "dormouse_preparation_failures_total",

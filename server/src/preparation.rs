@@ -1,6 +1,7 @@
 //! Prepares models: has the engine optimise a graph once, puts its weights into the store, and
 //! finds out by running both whether packed weights are worth their memory.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -48,6 +49,8 @@ pub enum PrepareError {
     NoStore,
     #[error("another process is preparing it")]
     Busy,
+    #[error("the server is shutting down")]
+    Stopped,
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -73,6 +76,7 @@ pub struct Preparation {
     store: Arc<Store>,
     engine: Arc<dyn Engine>,
     identity: OnceLock<EngineIdentity>,
+    stopped: AtomicBool,
 }
 
 impl Preparation {
@@ -81,11 +85,24 @@ impl Preparation {
             store,
             engine,
             identity: OnceLock::new(),
+            stopped: AtomicBool::new(false),
         }
     }
 
     pub fn store(&self) -> &Arc<Store> {
         &self.store
+    }
+
+    /// Begins nothing any more, and gives up what is under way at its next step.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    fn go_on(&self) -> Result<(), PrepareError> {
+        match self.stopped.load(Ordering::Relaxed) {
+            true => Err(PrepareError::Stopped),
+            false => Ok(()),
+        }
     }
 
     /// What the store has of a model; none as well when that would take reading its files.
@@ -117,6 +134,7 @@ impl Preparation {
         subject: &Subject<'_>,
     ) -> Result<(Outcome, Arc<PreparedModel>), PrepareError> {
         let started = Instant::now();
+        self.go_on()?;
         let digests = self.digests(subject, None)?;
         let key = self.key(digests.clone(), subject.session)?;
         let draft = match self.store.begin(&key)? {
@@ -126,6 +144,7 @@ impl Preparation {
             Begun::Busy => return Err(PrepareError::Busy),
             Begun::Draft(draft) => draft,
         };
+        self.go_on()?;
         let SourceModel {
             bytes,
             is_steady,
@@ -140,6 +159,7 @@ impl Preparation {
                 OptimizeError::NotPreparable(why) => PrepareError::NotPreparable(why),
                 OptimizeError::Engine(error) => PrepareError::Engine(error),
             })?;
+        self.go_on()?;
         still_the_same(file.as_ref()).map_err(PrepareError::Source)?;
         // The files were read twice; what is stored under their digests must be made of them.
         if self.digests(subject, Some(&files))? != digests {
@@ -216,7 +236,8 @@ impl Preparation {
 
     /// The model with a verdict on packing, measured unless it was before.
     fn judged(&self, prepared: Arc<PreparedModel>, subject: &Subject<'_>) -> Arc<PreparedModel> {
-        if prepared.facts.packing.is_some() {
+        // What is not measured now is by whoever prepares it next.
+        if prepared.facts.packing.is_some() || self.go_on().is_err() {
             return prepared;
         }
         let verdict = match self.compare(&prepared, subject.session) {
@@ -273,7 +294,8 @@ impl Preparation {
                 session.run(&inputs, &outputs, &stop)?;
                 *shortest = (*shortest).min(began.elapsed());
             }
-            if round > 0 && started.elapsed() > COMPARING_TAKES {
+            let stopped = self.stopped.load(Ordering::Relaxed);
+            if stopped || round > 0 && started.elapsed() > COMPARING_TAKES {
                 break;
             }
         }

@@ -110,6 +110,12 @@ impl Background {
         }
     }
 
+    /// Whether no job runs or waits.
+    pub fn is_idle(&self) -> bool {
+        let queue = self.shared.queue.lock();
+        queue.threads == 0 && queue.waiting.is_empty()
+    }
+
     /// How many jobs run side by side.
     pub fn jobs_at_once(&self) -> usize {
         self.shared.most_threads

@@ -92,6 +92,23 @@ impl Registry {
         Ok(registry)
     }
 
+    /// A registry without repositories that serves one unit: for benches, which cannot read a
+    /// repository under valgrind. The unit must be awake, as there is nothing to wake it from.
+    #[doc(hidden)]
+    pub fn of_unit(unit: Arc<Unit>, host: Arc<Host>) -> Arc<Self> {
+        let model = Arc::new(Model::of_unit(unit));
+        let models = HashMap::from([(Arc::clone(model.name()), model)]);
+        Arc::new(Self {
+            repositories: Vec::new(),
+            models: ArcSwap::from_pointee(models),
+            listing: Mutex::default(),
+            control: ControlMode::OnDemand,
+            config_name: None,
+            defaults: ConfigDefaults::default(),
+            host,
+        })
+    }
+
     /// How many models there are.
     pub fn len(&self) -> usize {
         self.models.load().len()

@@ -2,14 +2,17 @@
 //! idle models go when somebody else needs what they hold.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dormouse_core::budget::{Holding, MemoryBudget, Reservation, Usage};
+use dormouse_core::budget::{Holding, MemoryBudget, Reservation, SharedParts, SharedUse, Usage};
 use dormouse_core::code::ErrorCode;
-use dormouse_core::id::ByteSize;
+use dormouse_core::id::{ByteSize, ModelId};
 use dormouse_core::lifecycle::How;
-use parking_lot::{Condvar, Mutex};
+use dormouse_model_store::store::Digest;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::clock::Clock;
@@ -27,16 +30,76 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Residency {
     clock: Clock,
     state: Mutex<State>,
-    changed: Condvar,
+    changed: Notify,
 }
 
 #[derive(Debug)]
 struct State {
     budget: MemoryBudget<u64>,
     residents: HashMap<u64, Weak<Unit>>,
+    /// Packs that are mapped, each resident once.
+    packs: SharedParts<Digest, u64>,
+    /// What residents last told.
+    told: HashMap<u64, Held>,
     evictions: Evictions,
     /// Keys given to [`Borrowed`] so far; they count down from the end.
     borrowed: u64,
+}
+
+/// What a model holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Without the packs.
+    pub own: Holding,
+    /// The packs it reads, which others may read as well.
+    pub shared: Vec<SharedUse<Digest>>,
+    /// Parking gives them up.
+    pub shared_is_parkable: bool,
+}
+
+impl State {
+    /// What a model is charged with: its own, and its part of what it shares.
+    fn charged(&self, serial: u64, held: &Held) -> Holding {
+        let shared = self.packs.charge(serial);
+        let parkable = if held.shared_is_parkable { shared } else { 0 };
+        Holding {
+            bytes: held.own.bytes.saturating_add(shared),
+            parkable_bytes: held.own.parkable_bytes.saturating_add(parkable),
+            ..held.own
+        }
+    }
+
+    /// Notes who reads which packs from now on, and what that makes of everybody's part.
+    fn share(&mut self, serial: u64, uses: &[SharedUse<Digest>]) {
+        for other in self.packs.set(serial, uses) {
+            if let Some(held) = self.told.get(&other) {
+                let charged = self.charged(other, held);
+                self.budget
+                    .resize(&other, charged.bytes, charged.parkable_bytes);
+            }
+        }
+    }
+}
+
+/// For whose sake models have to go.
+#[derive(Clone, Copy, Debug)]
+enum Cause<'a> {
+    /// A model that is to be loaded.
+    Load(&'a ModelId),
+    /// All that are awake: they hold more than the budget.
+    Budget,
+    /// The machine, which is short of memory.
+    Machine,
+}
+
+impl fmt::Display for Cause<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Load(id) => write!(f, "room for model {id}"),
+            Self::Budget => f.write_str("more is held than the memory budget"),
+            Self::Machine => f.write_str("the machine is short of memory"),
+        }
+    }
 }
 
 /// Memory that belongs to no model, given back on drop.
@@ -67,10 +130,12 @@ impl Residency {
             state: Mutex::new(State {
                 budget: MemoryBudget::new(limit),
                 residents: HashMap::new(),
+                packs: SharedParts::default(),
+                told: HashMap::new(),
                 evictions: Evictions::default(),
                 borrowed: 0,
             }),
-            changed: Condvar::new(),
+            changed: Notify::new(),
         }
     }
 
@@ -84,15 +149,13 @@ impl Residency {
         self.state.lock().evictions
     }
 
-    /// Takes `bytes` for a load, evicting idle models if need be. Blocks while busy models hold
-    /// what is needed; not for threads of the runtime.
-    pub fn reserve(&self, unit: &Arc<Unit>, bytes: u64) -> Result<(), ServeError> {
-        if self.try_reserve(unit, bytes) {
-            return Ok(());
-        }
+    /// Takes `bytes` for a load, evicting idle models if need be; waits for a while where busy
+    /// models hold what is needed.
+    pub async fn reserve(&self, unit: &Arc<Unit>, bytes: u64) -> Result<(), ServeError> {
         let key = unit.serial();
         let until = Instant::now() + PATIENCE;
         loop {
+            let changed = self.changed.notified();
             self.refresh();
             let now = self.clock.now();
             let answer = {
@@ -105,19 +168,22 @@ impl Residency {
             };
             match answer {
                 Reservation::Granted => return Ok(()),
-                Reservation::Evict(victims) => self.evict(&victims, false),
+                Reservation::Evict(victims) => self.evict(&victims, Cause::Load(unit.id())),
                 Reservation::Wait => {}
                 Reservation::Refused { needed, usage } => {
-                    return Err(ServeError::unavailable(format!(
-                        "model {} needs {} of memory, more than the memory budget of {} (--memory-budget)",
-                        unit.id(),
-                        ByteSize(needed),
-                        ByteSize(usage.limit)
-                    )));
+                    return Err(ServeError::new(
+                        ErrorCode::NeverFits,
+                        format!(
+                            "model {} needs {} of memory, more than the memory budget of {} (--memory-budget)",
+                            unit.id(),
+                            ByteSize(needed),
+                            ByteSize(usage.limit)
+                        ),
+                    ));
                 }
             }
-            let mut state = self.state.lock();
             if Instant::now() >= until {
+                let mut state = self.state.lock();
                 state.budget.withdraw(&key);
                 let usage = state.budget.usage();
                 return Err(ServeError::new(
@@ -132,7 +198,8 @@ impl Residency {
                 )
                 .retry_after(Duration::from_secs(1)));
             }
-            self.changed.wait_for(&mut state, LOOK_AGAIN);
+            // Too early is as good as too late: it is asked again.
+            let _ = tokio::time::timeout(LOOK_AGAIN, changed).await;
         }
     }
 
@@ -163,20 +230,37 @@ impl Residency {
         })
     }
 
+    /// The bytes that a load brings in when it reads these packs: none of those that others read.
+    pub fn needed(&self, uses: &[SharedUse<Digest>]) -> u64 {
+        self.state.lock().packs.needed(uses)
+    }
+
     /// Notes what a model holds now.
-    pub fn update(&self, unit: &Arc<Unit>, holding: Holding) {
+    pub fn update(&self, unit: &Arc<Unit>, held: Held) {
+        let serial = unit.serial();
         let mut state = self.state.lock();
-        state.residents.insert(unit.serial(), Arc::downgrade(unit));
-        state.budget.update(unit.serial(), holding);
-        self.changed.notify_all();
+        state.residents.insert(serial, Arc::downgrade(unit));
+        state.share(serial, &held.shared);
+        let holding = state.charged(serial, &held);
+        state.told.insert(serial, held);
+        let before = state.budget.holding(&serial);
+        let same = before
+            .is_some_and(|before| (before.bytes, before.state) == (holding.bytes, holding.state));
+        state.budget.update(serial, holding);
+        // Whoever waits asks everybody: told of what it knows, it would ask again without end.
+        if !same {
+            self.changed.notify_waiters();
+        }
     }
 
     /// Notes that a model holds nothing any more.
     pub fn release(&self, serial: u64) {
         let mut state = self.state.lock();
         state.residents.remove(&serial);
+        state.told.remove(&serial);
+        state.share(serial, &[]);
         state.budget.release(&serial);
-        self.changed.notify_all();
+        self.changed.notify_waiters();
     }
 
     /// Has idle models go until what all hold fits the budget again.
@@ -187,7 +271,7 @@ impl Residency {
         }
         self.refresh();
         let victims = self.state.lock().budget.relief();
-        self.evict(&victims, false);
+        self.evict(&victims, Cause::Budget);
     }
 
     /// Has idle models give up `bytes`, or as much as they hold: the machine runs out of memory
@@ -195,7 +279,7 @@ impl Residency {
     pub fn free_up(&self, bytes: u64) -> usize {
         self.refresh();
         let victims = self.state.lock().budget.free_up(bytes);
-        self.evict(&victims, true);
+        self.evict(&victims, Cause::Machine);
         victims.len()
     }
 
@@ -219,7 +303,7 @@ impl Residency {
         }
     }
 
-    fn evict(&self, victims: &[(u64, How)], scarce: bool) {
+    fn evict(&self, victims: &[(u64, How)], cause: Cause<'_>) {
         for &(serial, how) in victims {
             let unit = self
                 .state
@@ -227,8 +311,15 @@ impl Residency {
                 .residents
                 .get(&serial)
                 .and_then(Weak::upgrade);
-            let went = unit.is_some_and(|unit| unit.evict(how, scarce));
-            if went {
+            let scarce = matches!(cause, Cause::Machine);
+            let went = unit.filter(|unit| unit.evict(how, scarce));
+            if let Some(unit) = went {
+                let id = unit.id();
+                let how_far = match how {
+                    How::Park => "parked",
+                    How::Close => "closed",
+                };
+                tracing::info!(model = %id.name, version = id.version.0, how = how_far, %cause, "evicted");
                 let evictions = &mut self.state.lock().evictions;
                 match how {
                     How::Park => evictions.parked += 1,

@@ -32,6 +32,9 @@ const EXTENSIONS: [&str; 7] = [
     "statistics",
 ];
 
+/// How many units of a model are asked in turn, each found replaced by the next.
+const MAX_UNITS: usize = 16;
+
 /// Name, version and extensions, as `ServerMetadata` answers them.
 #[derive(Clone, Debug)]
 pub struct ServerInfo {
@@ -254,13 +257,14 @@ impl Service {
         let _at_model = activity.begin_at(&counters.traffic);
         let mut request =
             validate(unit.spec(), request).inspect_err(|_| unit.count_invalid(received))?;
-        loop {
+        for _ in 0..MAX_UNITS {
             request = match unit.infer(request).await {
                 Ok(response) => return Ok(response),
                 Err(NotAnswered::Failed(error)) => return Err(error),
                 Err(NotAnswered::Retired(request)) => request,
             };
-            // The model was reloaded, or is being unloaded, between the look-up and the call.
+            // The model was reloaded, or is being unloaded, between the look-up and the call, or
+            // its files were replaced before they were loaded.
             let successor = self
                 .in_time(name, deadline, registry.unit_of_sleeper(name, version))
                 .await
@@ -276,6 +280,10 @@ impl Service {
             }
             unit = successor;
         }
+        unit.count_unserved(received);
+        Err(ServeError::unavailable(format!(
+            "model '{name}' was replaced again and again while the request was on its way"
+        )))
     }
 
     /// Looks a unit up, no longer than the request may take: a reload under way can hold it up.
@@ -339,6 +347,10 @@ impl Service {
             .set(host.in_flight.used() as f64);
         let lost = &host.metrics.server().events_lost;
         lost.absolute(host.events.lost());
+        if let Some(preparation) = &host.wake.preparation {
+            let dropped = &host.metrics.server().prepared_dropped;
+            dropped.absolute(preparation.store().dropped());
+        }
         host.metrics.render()
     }
 }

@@ -147,10 +147,17 @@ impl LoadTimeline {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// The time that doing stages side by side saved: their sum without the time that passed.
+    /// The time that doing stages side by side saved: what each of them took, without the time
+    /// that passed. A stage on several lanes took as long as at least one of them was in it, and
+    /// packing saves nothing: nobody waits for it.
     pub fn overlap(&self) -> Duration {
-        let sum: Duration = self.stages.iter().map(|span| span.duration).sum();
-        sum.saturating_sub(covered(&self.stages))
+        let waited = |span: &&StageSpan| span.stage != LoadStage::Pack;
+        let each = LoadStage::ALL.into_iter().map(|stage| {
+            let spans = self.stages.iter().filter(waited);
+            covered(spans.filter(|span| span.stage == stage))
+        });
+        let sum = each.fold(Duration::ZERO, Duration::saturating_add);
+        sum.saturating_sub(covered(self.stages.iter().filter(waited)))
     }
 
     /// Bytes per second while bytes were moved; none when no stage tells of any.

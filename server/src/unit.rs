@@ -44,10 +44,14 @@ use crate::host::{Host, InFlightBytes, UnitKey};
 use crate::metrics::{FailureReason, UnitMetrics};
 use crate::preparation::SourceDigests;
 use crate::request::{InferRequest, InferResponse};
+use crate::residency::Held;
 use crate::stats::VersionCounters;
 use crate::timeline::{LoadTimeline, TimelineRecorder};
 
+pub use self::footprint::{loading_footprint, prepared_footprint};
 pub use self::prepare::PreparationReport;
+#[doc(hidden)]
+pub use self::run::{gather_inputs, split_outputs};
 use effects::{Answer, Effects, Failure, LoadWaiter, Place};
 use load::OpenSession;
 
@@ -75,6 +79,10 @@ pub trait Source: Send + Sync + std::fmt::Debug {
         known: &DigestCache,
         read: Option<&[FileIdentity]>,
     ) -> Result<SourceDigests, ServeError>;
+    /// How long until the files count as unchanged since they were last written.
+    fn settles_in(&self) -> Duration {
+        Duration::ZERO
+    }
     /// Reads a file of the model's `warmup` folder.
     fn warmup_file(&self, name: &str) -> Result<Vec<u8>, ServeError>;
 }
@@ -91,6 +99,8 @@ pub struct SourceModel {
     pub file: Option<GraphFile>,
     /// Which files these are.
     pub files: Vec<FileIdentity>,
+    /// They are those that the unit was made for.
+    pub is_current: bool,
 }
 
 /// Fails when a file was changed while the engine read it: what it built is then of neither state.
@@ -126,10 +136,14 @@ pub struct Unit {
     this: Weak<Self>,
 }
 
+/// What becomes of a request in the queue.
+type Reply = Result<InferResponse, NotAnswered>;
+
 /// A request that no unit will answer, and why.
 #[derive(Debug)]
 pub enum NotAnswered {
-    /// The unit was replaced while the request was on its way; ask its successor.
+    /// The unit, or the files it would have been loaded from, were replaced while the request was
+    /// on its way; ask its successor.
     Retired(InferRequest),
     Failed(ServeError),
 }
@@ -154,7 +168,7 @@ struct State {
     /// It cannot be put there, however often that is tried.
     unpreparable: bool,
     /// What a session that is being closed held.
-    leaving_bytes: u64,
+    leaving: Option<Held>,
     runs: Vec<RunInfo>,
     runs_issued: u64,
     /// What runs of the latest shapes take, for a graph of which that can be said.
@@ -199,7 +213,7 @@ struct RunInfo {
 #[derive(Debug)]
 struct Pending {
     request: InferRequest,
-    reply: oneshot::Sender<Result<InferResponse, ServeError>>,
+    reply: oneshot::Sender<Reply>,
     enqueued: Timestamp,
     /// Place in the order of arrival, when order is preserved.
     sequence: Option<u64>,
@@ -266,7 +280,7 @@ impl Unit {
             prepared: false,
             preparing: false,
             unpreparable: false,
-            leaving_bytes: 0,
+            leaving: None,
             runs: Vec::new(),
             runs_issued: 0,
             latest: None,
@@ -358,7 +372,7 @@ impl Unit {
         };
         ticket.answered = true;
         match answer {
-            Ok(answer) => answer.map_err(NotAnswered::Failed),
+            Ok(answer) => answer,
             // Every pending request is answered before it is dropped, except when its thread dies.
             Err(_) => Err(NotAnswered::Failed(ServeError::internal(format!(
                 "the run of model {} ended without an answer",
@@ -568,7 +582,7 @@ impl Unit {
 
     fn load_refusal(&self, state: &State, retry_at: Timestamp, now: Timestamp) -> ServeError {
         let error = state.load_error.clone().unwrap_or_else(|| self.gone());
-        error.retry_after(retry_at - now)
+        load::may_retry(error, retry_at - now)
     }
 
     /// Counts a request that does not fit the model's signature.
@@ -617,7 +631,7 @@ impl Ring for Unit {
 struct Ticket {
     unit: Arc<Unit>,
     entry: EntryId,
-    receiver: oneshot::Receiver<Result<InferResponse, ServeError>>,
+    receiver: oneshot::Receiver<Reply>,
     answered: bool,
 }
 

@@ -22,12 +22,14 @@ use crate::priority::Background;
 use crate::residency::Residency;
 use crate::timeline::{LoadStage, TimelineRecorder};
 
-/// How much of a map is brought in at a time: enough to keep a disk busy, little enough that
-/// several threads share the work evenly.
-const CHUNK: u64 = 8 << 20;
+/// How much of a map is brought in at a time: a huge page, so that several threads share the work
+/// evenly and in the order of its use. With more at a time the kernel's own reading ahead gets in
+/// the way of itself: 8 MiB took twice as long.
+const CHUNK: u64 = 2 << 20;
 
-/// More threads than this bring no more out of a disk or a memory bus.
-const MAX_POPULATORS: usize = 4;
+/// Threads that bring weights in. They mostly wait for the disk, so one core has two as well; more
+/// bring no more out of it.
+const POPULATORS: std::ops::RangeInclusive<usize> = 2..=4;
 
 /// When memory is short, this part of all there may be is asked for at a time.
 const RELIEF: u64 = 16;
@@ -80,7 +82,10 @@ impl Wake {
                 staging: config.staging,
             },
             loaders: Background::new("load", load_threads),
-            populators: Background::new("populate", cores.min(MAX_POPULATORS)),
+            populators: Background::new(
+                "populate",
+                cores.clamp(*POPULATORS.start(), *POPULATORS.end()),
+            ),
             preparers: Background::new("prepare", 1),
         }
     }
@@ -105,7 +110,8 @@ impl Wake {
         for (pack, span) in spans {
             let mut from = span.start;
             while from < span.end {
-                let length = CHUNK.min(span.end - from);
+                // Up to the next multiple: two threads must not want the same huge page.
+                let length = (CHUNK - from % CHUNK).min(span.end - from);
                 chunks.push((pack, from, length));
                 from += length;
             }
@@ -190,7 +196,12 @@ fn open_store(config: &WakeConfig) -> Option<Arc<Store>> {
         max_bytes: config.store_max_size.0,
     });
     match opened {
-        Ok(store) => Some(store),
+        Ok(store) => {
+            if store.is_read_only() {
+                tracing::warn!(dir = %dir.display(), "the prepared store cannot be written: models that are not in it are loaded from their files each time");
+            }
+            Some(store)
+        }
         Err(error) => {
             tracing::warn!(dir = %dir.display(), %error, "the prepared store cannot be used; models are loaded from their files");
             None

@@ -67,7 +67,6 @@ impl Parts {
             optional_inputs: summary.optional_inputs.iter().map(port).collect(),
             outputs: summary.outputs.iter().map(port).collect(),
             nodes: walked.node_count,
-            writable_bytes: None,
             warnings: summary.warnings.clone(),
             files: self.files,
             tensors,

@@ -1,9 +1,10 @@
 //! Digests of tensors over their bytes as they are in memory, whatever form the file gives them.
 
 use super::digest::hash_range;
-use super::{Digest, Digests, Manifest, ManifestTensor, TensorPlace};
+use super::{Digests, Manifest, ManifestTensor, TensorPlace};
 use crate::onnx::{GraphError, TypedData, typed_data};
 use crate::repository::{GraphFile, OpenFile, RepositoryError};
+use crate::store::Digest;
 
 impl Manifest {
     /// Fills in the digest of every file.
@@ -83,5 +84,5 @@ fn digest(
             progress(length);
         }
     }
-    Ok(Digest(*hasher.finalize().as_bytes()))
+    Ok(Digest::from_bytes(hasher.finalize().into()))
 }

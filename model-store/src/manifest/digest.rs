@@ -2,14 +2,12 @@
 //! from another.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 use crate::onnx::ReadAt;
 use crate::repository::{FileIdentity, OpenFile, RepositoryError};
+use crate::store::Digest;
 
 /// How much is read at a time; progress is told as often.
 const CHUNK: usize = 1 << 20;
@@ -17,50 +15,6 @@ const CHUNK: usize = 1 << 20;
 const MAX_REMEMBERED: usize = 65_536;
 /// A file changed this recently may change again without its times telling.
 const SETTLED_AFTER_NS: i64 = 2_000_000_000;
-
-/// The BLAKE3 digest of some bytes; as text, 64 hexadecimal digits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Digest(pub [u8; 32]);
-
-impl Digest {
-    /// The digest of bytes in memory.
-    pub fn of(bytes: &[u8]) -> Self {
-        Self(*blake3::hash(bytes).as_bytes())
-    }
-
-    /// The digest written as text, none when it is not 64 hexadecimal digits.
-    pub fn parse(text: &str) -> Option<Self> {
-        blake3::Hash::from_hex(text)
-            .ok()
-            .map(|hash| Self(*hash.as_bytes()))
-    }
-}
-
-impl fmt::Display for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&blake3::Hash::from_bytes(self.0).to_hex())
-    }
-}
-
-impl fmt::Debug for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Digest({self})")
-    }
-}
-
-impl Serialize for Digest {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Digest {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        Self::parse(&text)
-            .ok_or_else(|| serde::de::Error::custom("a digest has 64 hexadecimal digits"))
-    }
-}
 
 /// Where digests of files come from.
 pub trait Digests: Send + Sync {
@@ -127,7 +81,7 @@ pub fn hash_file(
     let mut hasher = blake3::Hasher::new();
     hash_range(file, (0, file.size()), &mut hasher, progress)?;
     file.unchanged()?;
-    Ok(Digest(*hasher.finalize().as_bytes()))
+    Ok(Digest::from_bytes(hasher.finalize().into()))
 }
 
 /// Feeds `length` bytes from `offset` to a hasher.

@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 
 use super::RepositoryError;
-use super::folder::{EntryKind, Folder};
+use super::folder::{EntryKind, FileIdentity, Folder};
 
 /// The most files and folders of one version.
 const MAX_FILES: usize = 10_000;
@@ -21,6 +21,18 @@ pub struct FileStamp {
     pub modified: (i64, i64),
     /// Device and inode; for a file in memory, a hash of its content.
     pub inode: (u64, u64),
+}
+
+impl FileStamp {
+    /// Whether this is the state of an opened file.
+    pub fn is(&self, file: &FileIdentity) -> bool {
+        let (seconds, nanoseconds) = self.modified;
+        let modified_ns = seconds
+            .saturating_mul(1_000_000_000)
+            .saturating_add(nanoseconds);
+        (self.inode, self.size, modified_ns)
+            == ((file.device, file.inode), file.size, file.modified_ns)
+    }
 }
 
 /// The state of a version's files and of the configuration, in order of their paths.

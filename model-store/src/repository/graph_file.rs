@@ -103,15 +103,6 @@ impl GraphFile {
         })
     }
 
-    /// The bytes that [`GraphFile::load`] would read, with every check but that of their content.
-    pub fn load_bytes(&self) -> Result<u64, RepositoryError> {
-        let (walked, bound) = self.walk()?;
-        let opened = self.open_data(&walked.summary.external, bound.files)?;
-        let sizes = opened.iter().filter(|(_, role, _)| role.is_data());
-        let sizes = sizes.map(|(_, _, file)| file.identity.size);
-        Ok(sizes.fold(self.file.identity.size, u64::saturating_add))
-    }
-
     /// The graph for whoever reads the file itself: only where the file is all there is, and large
     /// enough that a copy of it in memory would cost something. What is told of it holds as long
     /// as [`OpenFile::unchanged`] says so.

@@ -31,7 +31,7 @@ impl Digest {
         &self.0
     }
 
-    pub(super) fn from_bytes(bytes: [u8; 32]) -> Self {
+    pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 

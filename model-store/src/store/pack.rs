@@ -28,6 +28,11 @@ impl Pack {
         // may write to, written under another name and renamed; nothing in this crate opens a
         // pack for writing, and removing or replacing its name leaves the mapped inode alone.
         let map = unsafe { Mmap::map(&file) }?;
+        // Reads from a cold disk in huge pages, which are faster to bring in and to map again.
+        // Where the system does not, the map is as good.
+        if let Err(error) = map.advise(Advice::HugePage) {
+            tracing::debug!(pack = %digest, %error, "no huge pages");
+        }
         Ok(Self { digest, map, file })
     }
 
@@ -56,14 +61,6 @@ impl Pack {
         let Some((start, len)) = self.clamp(from, len) else {
             return Ok(());
         };
-        // Asks the disk for all of it at once: faults alone would ask for a little at a time. Where
-        // the pages are cached this finds nothing to do.
-        let length = std::num::NonZero::new(len as u64);
-        if let Err(error) =
-            rustix::fs::fadvise(&self.file, start as u64, length, FileAdvice::WillNeed)
-        {
-            tracing::debug!(pack = %self.digest, %error, "no reading ahead");
-        }
         loop {
             match self.map.advise_range(Advice::PopulateRead, start, len) {
                 Ok(()) => return Ok(()),

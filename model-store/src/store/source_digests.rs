@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use moka::sync::Cache;
 use serde::{Deserialize, Serialize};
@@ -50,6 +50,15 @@ impl DigestCache {
     /// is not read.
     pub fn digest(&self, path: &Path, file: &File) -> Result<Digest, StoreError> {
         self.digest_at(path, file, SystemTime::now())
+    }
+
+    /// How long until a file counts as unchanged since it was last written, so that its digest is
+    /// remembered.
+    pub fn settles_in(file: &File) -> Duration {
+        let metadata = file.metadata();
+        metadata.map_or(Duration::ZERO, |metadata| {
+            Stamp::of(&metadata).settles_in(SystemTime::now())
+        })
     }
 
     /// The digest of an open file, if it is known without reading the file.
@@ -136,7 +145,6 @@ fn name(path: &Path, stamp: &Stamp) -> Digest {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::time::Duration;
 
     use super::*;
 
@@ -182,6 +190,21 @@ mod tests {
         assert_eq!(bench.digest(&cache, LONG), Digest::of(b"first"));
         assert_eq!(bench.known(&cache), Some(Digest::of(b"first")));
         assert_eq!(bench.known(&bench.cache()), Some(Digest::of(b"first")));
+    }
+
+    #[test]
+    fn a_file_settles_when_its_digest_would_be_remembered() {
+        let bench = Bench::new();
+        let stamp = Stamp::of(&bench.file.metadata().unwrap());
+        let now = SystemTime::now();
+        let left = stamp.settles_in(now);
+        assert!(!left.is_zero() && !stamp.is_settled(now));
+        assert!(stamp.is_settled(now + left));
+        assert_eq!(stamp.settles_in(now + left), Duration::ZERO);
+        let file = File::options().write(true).open(&bench.file).unwrap();
+        file.set_modified(now + 100 * LONG).unwrap();
+        let stamp = Stamp::of(&file.metadata().unwrap());
+        assert!(stamp.settles_in(now + LONG).is_zero(), "it never will");
     }
 
     #[test]

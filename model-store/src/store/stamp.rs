@@ -6,6 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+/// The longest that clocks of file systems stand still.
+const TICK: Duration = Duration::from_secs(2);
+
 /// A file's state: whoever changes its content changes this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stamp {
@@ -37,7 +40,6 @@ impl Stamp {
     /// Whether the last change is so long ago that the next one must have another time: clocks of
     /// file systems tick in milliseconds to seconds.
     pub(super) fn is_settled(&self, now: SystemTime) -> bool {
-        const TICK: Duration = Duration::from_secs(2);
         let settled = |(seconds, nanoseconds): (i64, i64)| {
             let Ok(seconds) = u64::try_from(seconds) else {
                 return true;
@@ -47,5 +49,27 @@ impl Stamp {
                 .is_ok_and(|now| now > since.saturating_add(TICK))
         };
         settled(self.modified) && settled(self.changed)
+    }
+
+    /// How long until that is so; nothing as well where it will not be soon, as with times that
+    /// are in the future.
+    pub(super) fn settles_in(&self, now: SystemTime) -> Duration {
+        let now = now.duration_since(SystemTime::UNIX_EPOCH);
+        let now = now.unwrap_or_default();
+        let left = |(seconds, nanoseconds): (i64, i64)| {
+            let since = Duration::new(
+                u64::try_from(seconds).unwrap_or(0),
+                nanoseconds.clamp(0, 999_999_999) as u32,
+            );
+            // A little more, so that it has passed by then.
+            let settled = since.saturating_add(TICK + Duration::from_millis(1));
+            let left = settled.saturating_sub(now);
+            if left > 2 * TICK {
+                Duration::ZERO
+            } else {
+                left
+            }
+        };
+        left(self.modified).max(left(self.changed))
     }
 }

@@ -372,6 +372,24 @@ fn of_many_threads_one_prepares() {
 }
 
 #[test]
+fn a_model_that_is_of_no_use_is_dropped_and_counted() {
+    let bench = Bench::new();
+    let (store, other) = (bench.open(), bench.open());
+    commit(&store, &key("a"), &[]).unwrap();
+    let found = store.find(&key("a")).unwrap().unwrap();
+    store.discard(&found, &"no session can be built");
+    assert!(store.find(&key("a")).unwrap().is_none());
+    assert!(other.find(&key("a")).unwrap().is_none());
+    assert_eq!((store.dropped(), other.dropped()), (1, 0));
+    // Another one of that name is not what was found.
+    commit(&store, &key("a"), &[]).unwrap();
+    store.discard(&found, &"no session can be built");
+    assert!(store.find(&key("a")).unwrap().is_some());
+    drop(found);
+    bench.assert_tidy();
+}
+
+#[test]
 fn facts_change_in_one_step_for_everyone() {
     let bench = Bench::new();
     let (store, other) = (bench.open(), bench.open());

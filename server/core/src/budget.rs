@@ -13,6 +13,9 @@ use crate::lifecycle::How;
 use crate::time::Timestamp;
 
 mod eviction;
+mod shared;
+
+pub use shared::{SharedParts, SharedUse};
 
 /// What one model holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,6 +209,16 @@ impl<K: Ord + Clone> MemoryBudget<K> {
         self.held = self.held.saturating_add(holding.bytes);
         if let Some(before) = self.entries.insert(key, entry) {
             self.held = self.held.saturating_sub(before.holding.bytes);
+        }
+    }
+
+    /// Reports that others made what `key` holds more or less, and it did nothing itself.
+    pub fn resize(&mut self, key: &K, bytes: u64, parkable_bytes: u64) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            self.held = self.held.saturating_sub(entry.holding.bytes);
+            self.held = self.held.saturating_add(bytes);
+            entry.holding.bytes = bytes;
+            entry.holding.parkable_bytes = parkable_bytes;
         }
     }
 

@@ -11,6 +11,8 @@ pub enum ErrorCode {
     Unsupported,
     /// Queues or budgets are full; try again later.
     Overloaded,
+    /// More than the server may ever use; only another configuration helps.
+    NeverFits,
     /// The deadline passed, or cannot be met.
     DeadlineExceeded,
     /// The model or server cannot answer now (loading failed, shutting down).

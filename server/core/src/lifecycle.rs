@@ -95,7 +95,7 @@ pub enum Demand {
 /// What the driver has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Load the model, then report `loaded`, `load_failed` or `load_abandoned`.
+    /// Load the model, then report `loaded`, `load_failed`, `load_abandoned` or `load_outdated`.
     StartLoad,
     /// Drop the packed session and the weights' pages, then report `parked`. The session that
     /// stays may be given runs at any moment meanwhile.
@@ -146,6 +146,8 @@ pub struct Lifecycle {
     wanted: bool,
     /// The driver has not yet reported the end of parking.
     parking: bool,
+    /// What parking drops is dropped, and nobody has called since.
+    dropped: bool,
     anticipation: Anticipation,
     prewarms: PrewarmCount,
     /// Last demand, or start or end of a run: pre-warming counts from here.
@@ -167,6 +169,7 @@ impl Lifecycle {
             occupied: false,
             wanted: false,
             parking: false,
+            dropped: false,
             anticipation: Anticipation::Idle,
             prewarms: PrewarmCount::default(),
             last_use: Timestamp::ZERO,
@@ -196,6 +199,11 @@ impl Lifecycle {
     /// Whether what parking drops is still being dropped.
     pub fn is_parking(&self) -> bool {
         self.parking
+    }
+
+    /// Whether the model holds no more than parking leaves it, also on its way out.
+    pub fn has_dropped(&self) -> bool {
+        self.dropped
     }
 
     /// Whether the model is being loaded, or held, for a call that has not come yet.
@@ -239,6 +247,7 @@ impl Lifecycle {
             Stage::Warm => Demand::Run,
             Stage::Parked => {
                 self.stage = Stage::Warm;
+                self.dropped = false;
                 Demand::Run
             }
             Stage::Closing => {
@@ -262,6 +271,7 @@ impl Lifecycle {
             "a load ended that nobody started"
         );
         self.failures = 0;
+        self.dropped = false;
         self.last_activity = now;
         if self.retiring && !self.occupied {
             return Some(self.close(now));
@@ -321,6 +331,23 @@ impl Lifecycle {
         None
     }
 
+    /// What the load was to read is no longer what the model was described from: nothing was
+    /// loaded, and the driver has sent everybody who waited to the model's successor.
+    pub fn load_outdated(&mut self) {
+        debug_assert_eq!(
+            self.stage,
+            Stage::Loading,
+            "a load was outdated that nobody started"
+        );
+        self.occupied = false;
+        self.give_up_expectation();
+        self.stage = if self.retiring {
+            Stage::Retired
+        } else {
+            Stage::Cold
+        };
+    }
+
     /// A batch went to the session.
     pub fn run_started(&mut self, now: Timestamp) {
         debug_assert_eq!(self.stage, Stage::Warm, "only a warm model runs");
@@ -375,6 +402,7 @@ impl Lifecycle {
     pub fn parked(&mut self) {
         debug_assert!(self.parking, "parking ended that nobody started");
         self.parking = false;
+        self.dropped = self.stage == Stage::Parked;
     }
 
     /// The session is closed; loads again when somebody came meanwhile.

@@ -12,7 +12,8 @@ use dormouse_client::{Client, ClientError, Code, LoadRequest, RetryPolicy};
 
 pub use self::infer::InferArgs;
 pub use self::listing::{HealthArgs, ModelsArgs, StatsArgs};
-use super::output::{self, OutputFormat, Screen};
+use super::output::{self, FormatArgs, Screen};
+use crate::config::parse_span;
 
 /// The commands that talk to a running server.
 #[derive(Debug, clap::Subcommand)]
@@ -43,23 +44,10 @@ pub struct ConnectionArgs {
     )]
     pub url: String,
     /// How long to wait for an answer, as in 500ms or 2m
-    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration, global = true)]
+    #[arg(long, default_value = "60s", value_parser = parse_span, global = true)]
     pub timeout: Duration,
-    /// How to show it [default: table on a terminal, json otherwise]
-    #[arg(long, value_enum, global = true)]
-    pub format: Option<OutputFormat>,
-    /// The same as --format json
-    #[arg(long, global = true, conflicts_with = "format")]
-    pub json: bool,
-}
-
-impl ConnectionArgs {
-    fn format(&self) -> Option<OutputFormat> {
-        if self.json {
-            return Some(OutputFormat::Json);
-        }
-        self.format
-    }
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 /// Load a model, or load it again.
@@ -112,7 +100,7 @@ impl Reply {
 /// or the model is not (an error returned here means 1, too), and 2 when the command makes no
 /// sense.
 pub async fn run(command: ClientCommand) -> anyhow::Result<u8> {
-    let screen = Screen::of_stdout(command.connection().format());
+    let screen = Screen::of_stdout(command.connection().format.chosen());
     match execute(command, &screen).await {
         Ok(reply) => {
             output::print(&reply.text).context("cannot write the result")?;

@@ -15,7 +15,8 @@ use dormouse_model_store::manifest::{
 use dormouse_model_store::repository::{GraphFile, ModelDir, Repository};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::output::{self, OutputFormat, Screen};
+use super::output::{self, FormatArgs, Screen};
+use crate::unit::{loading_footprint, prepared_footprint};
 
 /// Reading less than this is done before anybody would look at a bar.
 const WORTH_A_BAR: u64 = 128 << 20;
@@ -37,9 +38,8 @@ pub struct InspectArgs {
     /// Read the graph only, not the weights
     #[arg(long, conflicts_with = "tensors")]
     pub no_digests: bool,
-    /// Write JSON, also to a terminal
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 /// A version of a model, looked at.
@@ -54,12 +54,7 @@ struct Report {
 /// Looks at the model and prints what was found.
 pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let report = examine(args)?;
-    // Tables unless asked otherwise: a report is for people.
-    let format = match args.json {
-        true => OutputFormat::Json,
-        false => OutputFormat::Table,
-    };
-    let screen = Screen::of_stdout(Some(format));
+    let screen = Screen::of_stdout(args.format.chosen());
     let text = match screen.is_json() {
         true => json(&report)?,
         false => tables(&report, args.tensors, &screen),
@@ -170,6 +165,10 @@ fn json(report: &Report) -> anyhow::Result<String> {
         "manifest": serde_json::to_value(&report.manifest)?,
         "totals": serde_json::to_value(report.manifest.totals())?,
         "plan": serde_json::to_value(&report.plan)?,
+        "budget_bytes": {
+            "from_files": loading_footprint(report.plan.bytes_read),
+            "prepared": prepared_footprint(report.plan.bytes_read_only),
+        },
     });
     Ok(output::json(&value))
 }
@@ -193,7 +192,7 @@ fn tables(report: &Report, all_tensors: bool, screen: &Screen) -> String {
     let plan = &report.plan;
     let _ = writeln!(
         text,
-        "\na load reads {} in {} {} and then needs {} for weights and about {} for the session",
+        "\na load reads {} in {} {}; of the memory budget it takes {} from these files and {} once prepared",
         ByteSize(plan.bytes_read),
         plan.read.len(),
         if plan.read.len() == 1 {
@@ -201,8 +200,8 @@ fn tables(report: &Report, all_tensors: bool, screen: &Screen) -> String {
         } else {
             "files"
         },
-        ByteSize(plan.bytes_read_only),
-        ByteSize(plan.bytes_context),
+        ByteSize(loading_footprint(plan.bytes_read)),
+        ByteSize(prepared_footprint(plan.bytes_read_only)),
     );
     text
 }
@@ -235,7 +234,7 @@ fn totals(manifest: &Manifest, screen: &Screen) -> String {
         let (name, unknown) = match total.taxon {
             Taxon::ReadOnly => ("read-only", ""),
             Taxon::Input => ("input", "follows from the request"),
-            Taxon::Writable => ("writable", "known after a first run"),
+            Taxon::Writable => ("writable", "follows from the request"),
             Taxon::Context => ("context", ""),
         };
         let bytes = total.bytes.map(|bytes| ByteSize(bytes).to_string());

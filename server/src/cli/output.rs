@@ -17,6 +17,27 @@ pub enum OutputFormat {
     Json,
 }
 
+/// How a command's result is shown.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct FormatArgs {
+    /// How to show it [default: table on a terminal, json otherwise]
+    #[arg(long, value_enum, global = true)]
+    pub format: Option<OutputFormat>,
+    /// The same as --format json
+    #[arg(long, global = true, conflicts_with = "format")]
+    pub json: bool,
+}
+
+impl FormatArgs {
+    /// What the user chose.
+    pub fn chosen(&self) -> Option<OutputFormat> {
+        match self.json {
+            true => Some(OutputFormat::Json),
+            false => self.format,
+        }
+    }
+}
+
 /// What the output goes to, and hence how it is written.
 #[derive(Clone, Copy, Debug)]
 pub struct Screen {

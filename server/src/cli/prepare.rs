@@ -11,7 +11,7 @@ use dormouse_core::id::ByteSize;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use super::output::{OutputFormat, Screen};
+use super::output::{self, FormatArgs, Screen};
 use super::serve::ServeArgs;
 use crate::app;
 use crate::config::Config;
@@ -45,14 +45,18 @@ pub struct PrepareArgs {
     /// ONNX Runtime library to use instead of searching for one
     #[arg(long, value_name = "FILE")]
     pub onnxruntime_library: Option<PathBuf>,
-    /// How to write the summary: a table for people or JSON [default: table on a terminal]
-    #[arg(long, value_name = "FORMAT")]
-    pub output: Option<OutputFormat>,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
+
+/// How often files that change are waited for.
+const MOST_WAITS: usize = 5;
 
 /// What became of one model version.
 struct Row {
     model: String,
+    /// Empty when none could be told.
+    version: String,
     result: Result<PreparationReport, String>,
     /// It can be served all the same.
     harmless: bool,
@@ -98,7 +102,7 @@ pub async fn run(args: PrepareArgs) -> anyhow::Result<u8> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    report(&rows, Screen::of_stdout(args.output))?;
+    report(&rows, Screen::of_stdout(args.format.chosen()))?;
     let failed = rows.iter().any(|row| row.result.is_err() && !row.harmless);
     Ok(u8::from(failed))
 }
@@ -114,6 +118,7 @@ async fn prepare_model(
         Err(error) => {
             rows.push(Row {
                 model: name.to_owned(),
+                version: String::new(),
                 result: Err(error.to_string()),
                 harmless: false,
             });
@@ -121,17 +126,57 @@ async fn prepare_model(
         }
     };
     for unit in generation.units() {
+        settle(unit, bar).await;
         bar.set_message(format!("{}: loading, optimising, measuring", unit.id()));
         let row = prepare_unit(Arc::clone(unit)).await;
         if let Err(error) = &row.result {
-            bar.println(format!("{}: {error}", row.model));
+            say(bar, &format!("{}: {error}", unit.id()));
         }
         rows.push(row);
     }
 }
 
+/// Waits until a model's files count as unchanged: prepared before that, the next server would
+/// have to read them all to know them again.
+async fn settle(unit: &Arc<Unit>, bar: &ProgressBar) {
+    for _ in 0..MOST_WAITS {
+        let look = {
+            let unit = Arc::clone(unit);
+            tokio::task::spawn_blocking(move || unit.settles_in())
+        };
+        let left = look.await.unwrap_or_default();
+        if left.is_zero() {
+            return;
+        }
+        say(
+            bar,
+            &format!(
+                "{}: its files were changed just now; waiting {} until they count as settled",
+                unit.id(),
+                output::duration(left)
+            ),
+        );
+        tokio::time::sleep(left).await;
+    }
+    say(
+        bar,
+        &format!(
+            "{}: its files go on changing; prepared as they are",
+            unit.id()
+        ),
+    );
+}
+
+/// Tells something beside the progress, which is shown on terminals only.
+fn say(bar: &ProgressBar, line: &str) {
+    bar.suspend(|| {
+        // Nobody may be there to read it.
+        let _ = writeln!(std::io::stderr(), "{line}");
+    });
+}
+
 async fn prepare_unit(unit: Arc<Unit>) -> Row {
-    let model = unit.id().to_string();
+    let (model, version) = (unit.id().name.to_string(), unit.id().version.to_string());
     let prepared = tokio::task::spawn_blocking(move || unit.prepare_and_measure()).await;
     let (result, harmless) = match prepared {
         Ok(Ok(report)) => (Ok(report), true),
@@ -143,6 +188,7 @@ async fn prepare_unit(unit: Arc<Unit>) -> Row {
     };
     Row {
         model,
+        version,
         result,
         harmless,
     }
@@ -157,27 +203,30 @@ fn report(rows: &[Row], screen: Screen) -> anyhow::Result<()> {
     }
     let mut table = screen.table(&[
         "MODEL",
+        "VERSION",
         "RESULT",
         "SIZE BEFORE",
         "AFTER",
-        "LOAD BEFORE",
+        "COLD START BEFORE",
         "AFTER",
         "FASTER",
         "PACKING",
     ]);
     for row in rows {
         let Ok(report) = &row.result else {
-            table.add_row(vec![row.model.clone(), "not prepared".to_owned()]);
+            let version = row.version.clone();
+            table.add_row(vec![row.model.clone(), version, "not prepared".to_owned()]);
             continue;
         };
-        let ratio = report.load_before.as_secs_f64() / report.load_after.as_secs_f64().max(1e-9);
+        let ratio = report.cold_before.as_secs_f64() / report.cold_after.as_secs_f64().max(1e-9);
         table.add_row(vec![
             row.model.clone(),
+            row.version.clone(),
             outcome(report.outcome).to_owned(),
             ByteSize(report.source_bytes).to_string(),
             ByteSize(report.stored_bytes).to_string(),
-            milliseconds(report.load_before),
-            milliseconds(report.load_after),
+            output::duration(report.cold_before),
+            output::duration(report.cold_after),
             format!("{ratio:.1}x"),
             match report.packing_pays {
                 None => "unknown".to_owned(),
@@ -186,20 +235,34 @@ fn report(rows: &[Row], screen: Screen) -> anyhow::Result<()> {
             },
         ]);
     }
-    writeln!(out, "{table}")?;
+    write!(out, "{}", output::lines(&table))?;
+    let measured = rows.iter().filter_map(|row| row.result.as_ref().ok());
+    let without_run = measured.filter(|report| !report.with_run).count();
+    writeln!(
+        out,
+        "a cold start is a load and one run, here with the files in the page cache"
+    )?;
+    if without_run > 0 {
+        writeln!(
+            out,
+            "of {without_run} only the load: nothing could be made up to run them on"
+        )?;
+    }
     Ok(())
 }
 
 fn as_json(row: &Row) -> serde_json::Value {
     match &row.result {
-        Err(error) => json!({ "model": row.model, "error": error }),
+        Err(error) => json!({ "model": row.model, "version": row.version, "error": error }),
         Ok(report) => json!({
             "model": row.model,
+            "version": row.version,
             "result": outcome(report.outcome),
             "source_bytes": report.source_bytes,
             "stored_bytes": report.stored_bytes,
-            "load_before_ms": report.load_before.as_secs_f64() * 1e3,
-            "load_after_ms": report.load_after.as_secs_f64() * 1e3,
+            "cold_start_before_ms": report.cold_before.as_secs_f64() * 1e3,
+            "cold_start_after_ms": report.cold_after.as_secs_f64() * 1e3,
+            "with_run": report.with_run,
             "packing_pays": report.packing_pays,
         }),
     }
@@ -210,8 +273,4 @@ fn outcome(outcome: Outcome) -> &'static str {
         Outcome::Prepared => "prepared",
         Outcome::AlreadyThere => "was there",
     }
-}
-
-fn milliseconds(duration: Duration) -> String {
-    format!("{:.0} ms", duration.as_secs_f64() * 1e3)
 }

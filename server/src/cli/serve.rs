@@ -6,9 +6,9 @@ use std::time::Duration;
 use clap::Args;
 use dormouse_core::id::ByteSize;
 
-use crate::config::LogFormat;
 use crate::config::file::ControlModeName;
 use crate::config::wake::WakeArgs;
+use crate::config::{LogFormat, parse_span};
 
 /// Flags of `dormouse serve`. A flag wins over its environment variable, that over the file.
 #[derive(Args, Clone, Debug, Default)]
@@ -112,11 +112,11 @@ pub struct ServeArgs {
     )]
     pub exit_timeout_secs: Option<u64>,
     /// How long to go on serving after SIGTERM while reporting not ready [default: 0s]
-    #[arg(long, value_name = "DURATION", env = "DORMOUSE_DRAIN_DELAY", value_parser = humantime::parse_duration, help_heading = "Start and stop")]
+    #[arg(long, value_name = "DURATION", env = "DORMOUSE_DRAIN_DELAY", value_parser = parse_span, help_heading = "Start and stop")]
     pub drain_delay: Option<Duration>,
     /// End the process when nobody called for this long, such as 10m; with socket activation the
     /// next connection starts it again
-    #[arg(long, value_name = "DURATION", env = "DORMOUSE_EXIT_WHEN_IDLE", value_parser = humantime::parse_duration, help_heading = "Start and stop")]
+    #[arg(long, value_name = "DURATION", env = "DORMOUSE_EXIT_WHEN_IDLE", value_parser = parse_span, help_heading = "Start and stop")]
     pub exit_when_idle: Option<Duration>,
 
     /// Serve HTTP [default: true]

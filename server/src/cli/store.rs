@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use dormouse_core::id::ByteSize;
 use dormouse_model_store::store::{
     EntryInfo, GcReport, PackingVerdict, Store, StoreConfig, VerifyReport,
@@ -14,7 +14,7 @@ use dormouse_model_store::store::{
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::output::{self, OutputFormat, Screen};
+use super::output::{self, FormatArgs, Screen};
 use crate::assets;
 
 /// What is done with the store of prepared models.
@@ -34,9 +34,8 @@ pub struct StoreArgs {
     /// The store's folder [default: `store` in Dormouse's cache folder]
     #[arg(long, value_name = "DIR", env = "DORMOUSE_STORE")]
     pub store: Option<PathBuf>,
-    /// How to show it [default: table on a terminal, json otherwise]
-    #[arg(long, value_enum)]
-    pub format: Option<OutputFormat>,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 /// List the prepared models.
@@ -91,7 +90,7 @@ fn execute(command: &StoreCommand) -> anyhow::Result<Reply> {
         StoreCommand::Verify(arguments) => &arguments.store,
         StoreCommand::Gc(arguments) => &arguments.store,
     };
-    let screen = Screen::of_stdout(arguments.format);
+    let screen = Screen::of_stdout(arguments.format.chosen());
     let dir = match &arguments.store {
         Some(dir) => dir.clone(),
         None => default_folder()?,
@@ -102,7 +101,15 @@ fn execute(command: &StoreCommand) -> anyhow::Result<Reply> {
     })?;
     match command {
         StoreCommand::Ls(_) => list(store.as_ref(), &dir, &screen),
-        StoreCommand::Verify(arguments) => verify(store.as_ref(), arguments.repair, &screen),
+        StoreCommand::Verify(arguments) => {
+            let Some(store) = &store else {
+                bail!(
+                    "{} is not a store: nothing was ever prepared there",
+                    dir.display()
+                );
+            };
+            verify(store, arguments.repair, &screen)
+        }
         StoreCommand::Gc(arguments) => gc(store.as_ref(), arguments.max_size, &screen),
     }
 }
@@ -152,6 +159,7 @@ fn list_table(entries: &[EntryInfo], total: u64, dir: &Path, screen: &Screen) ->
     }
     let headings = [
         "model",
+        "version",
         "key",
         "graph",
         "own",
@@ -162,12 +170,11 @@ fn list_table(entries: &[EntryInfo], total: u64, dir: &Path, screen: &Screen) ->
     let mut table = screen.table(&headings);
     let now = SystemTime::now();
     for entry in entries {
-        let models = match &entry.facts.models[..] {
-            [] => "-".to_owned(),
-            models => models.join(", "),
-        };
+        let models = entry.facts.models.iter();
+        let (names, versions): (Vec<_>, Vec<_>) = models.map(|label| parts(label)).unzip();
         table.add_row([
-            models,
+            or_dash(names.join("\n")),
+            or_dash(versions.join("\n")),
             entry.key.short(),
             ByteSize(entry.graph_bytes).to_string(),
             ByteSize(entry.own_bytes).to_string(),
@@ -186,6 +193,18 @@ fn list_table(entries: &[EntryInfo], total: u64, dir: &Path, screen: &Screen) ->
         dir.display()
     );
     text
+}
+
+/// The name and the version in what a prepared model is called, `bert/1`.
+fn parts(label: &str) -> (&str, &str) {
+    label.rsplit_once('/').unwrap_or((label, "-"))
+}
+
+fn or_dash(text: String) -> String {
+    match text.is_empty() {
+        true => "-".to_owned(),
+        false => text,
+    }
 }
 
 /// What was measured: whether packed weights are worth their memory.
@@ -213,20 +232,15 @@ fn unix_seconds(time: SystemTime) -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-fn verify(store: Option<&Arc<Store>>, repair: bool, screen: &Screen) -> anyhow::Result<Reply> {
-    let report = match store {
-        Some(store) => {
-            let bar = bar();
-            let progress = |done, total| {
-                bar.set_length(total);
-                bar.set_position(done);
-            };
-            let report = store.verify(repair, &progress);
-            bar.finish_and_clear();
-            report?
-        }
-        None => VerifyReport::default(),
+fn verify(store: &Store, repair: bool, screen: &Screen) -> anyhow::Result<Reply> {
+    let bar = bar();
+    let progress = |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
     };
+    let report = store.verify(repair, &progress);
+    bar.finish_and_clear();
+    let report = report?;
     Ok(Reply {
         good: repair || report.damaged.is_empty(),
         text: if screen.is_json() {

@@ -13,6 +13,20 @@ const BAR_WIDTH: usize = 40;
 /// Bars narrower than this say nothing; wider than this they are no easier to compare.
 const BAR_LIMITS: (usize, usize) = (10, 100);
 
+/// What a model was woken from that had only given up its weights' memory.
+pub(super) const PARKED: &str = "parked";
+
+/// When the first run of a model that woke had ended, from the start of its load.
+pub(super) fn answered(cold: &ColdStart) -> Option<Duration> {
+    let runs = cold.stages.iter().filter(|stage| stage.name == "first-run");
+    let ends = runs.map(|run| {
+        let start = run.start.unwrap_or(cold.total);
+        start.saturating_add(run.duration)
+    });
+    let request = cold.request.as_ref().map(|request| request.total);
+    ends.max().or(request)
+}
+
 /// The bars of a stage on one lane.
 #[derive(Debug)]
 struct Row<'a> {
@@ -45,13 +59,26 @@ impl Screen {
     /// The stages of a cold start as a waterfall.
     pub fn waterfall(&self, cold: &ColdStart) -> String {
         let mut rows = rows(&cold.stages);
-        rows.push(Row {
-            name: "total",
-            lane: 0,
-            bars: vec![(Duration::ZERO, cold.total)],
-            bytes: 0,
-            running: false,
-        });
+        let mut add = |name, from, to| {
+            rows.push(Row {
+                name,
+                lane: 0,
+                bars: vec![(from, to)],
+                bytes: 0,
+                running: false,
+            });
+        };
+        if let Some(request) = &cold.request {
+            let ended = request.waited.saturating_add(request.run);
+            add("run", request.waited, ended);
+        }
+        // A parked model has nothing to load.
+        if cold.kind != PARKED {
+            add("loaded", Duration::ZERO, cold.total);
+        }
+        if let Some(answered) = answered(cold) {
+            add("total", Duration::ZERO, answered);
+        }
         let ends = rows.iter().flat_map(|row| &row.bars).map(|(_, to)| *to);
         let whole = ends.max().unwrap_or_default();
         let cells: Vec<Cells> = rows.iter().map(cells).collect();
@@ -200,6 +227,9 @@ pub(super) fn cold_start_json(cold: &ColdStart) -> Value {
     if let Some(started) = cold.started {
         value["started"] = humantime::format_rfc3339_millis(started).to_string().into();
     }
+    if let Some(answered) = answered(cold) {
+        value["answered_seconds"] = answered.as_secs_f64().into();
+    }
     if let Some(request) = &cold.request {
         value["request"] = json!({
             "waited_seconds": request.waited.as_secs_f64(),
@@ -272,7 +302,7 @@ mod tests {
             woke
               read       5.00 ms  ##########
               session    15.0 ms            ##############################
-              total      20.0 ms  ########################################
+              loaded     20.0 ms  ########################################
         "#]]
         .assert_eq(&drawn(&PLAIN, &cold));
     }
@@ -288,7 +318,8 @@ mod tests {
               session      80.0 ms    ################
               first-run    60.0 ms                      ############
               pack         100 ms+                      ####################
-              total         100 ms  ####################
+              loaded        100 ms  ####################
+              total         160 ms  ################################
         "#]]
         .assert_eq(&drawn(&PLAIN, &prepared()));
     }
@@ -304,7 +335,8 @@ mod tests {
               session      80.0 ms    ███████████████
               first-run    60.0 ms                    ▐██████████▌
               pack         100 ms+                    ▐██████████████████
-              total         100 ms  ██████████████████▌
+              loaded        100 ms  ██████████████████▌
+              total         160 ms  █████████████████████████████▌
         "#]]
         .assert_eq(&drawn(&TERMINAL, &prepared()));
     }
@@ -346,7 +378,7 @@ mod tests {
     fn a_stage_of_no_time_is_still_seen() {
         let cold = ColdStart::parse("load;dur=0, read;dur=0;bytes=5").unwrap();
         let text = PLAIN.waterfall(&cold);
-        assert!(text.contains("read           0  #  "), "{text}");
+        assert!(text.contains("read            0  #  "), "{text}");
         assert!(text.contains("  5 B\n"), "{text}");
     }
 

@@ -131,16 +131,35 @@ pub enum ControlModeName {
 pub struct KeepAlive(pub KeepAliveSpec);
 
 impl FromStr for KeepAlive {
-    type Err = humantime::DurationError;
+    type Err = InvalidSetting;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(Self(match text {
             "adaptive" => KeepAliveSpec::Adaptive,
             "forever" => KeepAliveSpec::Forever,
             "off" => KeepAliveSpec::Off,
-            _ => KeepAliveSpec::For(humantime::parse_duration(text)?),
+            _ => KeepAliveSpec::For(duration(
+                text,
+                "a duration such as 10s, 5m or 1h, or adaptive, forever or off",
+            )?),
         }))
     }
+}
+
+/// A setting's text that means nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("accepted is {accepted}")]
+pub struct InvalidSetting {
+    accepted: &'static str,
+}
+
+/// A duration and nothing else.
+pub fn parse_span(text: &str) -> Result<Duration, InvalidSetting> {
+    duration(text, "a duration such as 500ms, 10s, 5m or 1h")
+}
+
+fn duration(text: &str, accepted: &'static str) -> Result<Duration, InvalidSetting> {
+    humantime::parse_duration(text).map_err(|_| InvalidSetting { accepted })
 }
 
 /// `"30s"`, `"5m"`, or `"never"`.
@@ -148,12 +167,14 @@ impl FromStr for KeepAlive {
 pub struct ParkAfter(pub Option<Duration>);
 
 impl FromStr for ParkAfter {
-    type Err = humantime::DurationError;
+    type Err = InvalidSetting;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "never" => Ok(Self(None)),
-            _ => humantime::parse_duration(text).map(|duration| Self(Some(duration))),
+            _ => duration(text, "a duration such as 10s, 5m or 1h, or never")
+                .map(Some)
+                .map(Self),
         }
     }
 }
@@ -168,13 +189,21 @@ pub enum MemoryBudgetSetting {
 }
 
 impl FromStr for MemoryBudgetSetting {
-    type Err = <ByteSize as FromStr>::Err;
+    type Err = InvalidSetting;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "auto" => Ok(Self::Auto),
             "unlimited" => Ok(Self::Unlimited),
-            _ => text.parse().map(Self::Bytes),
+            _ => match text.parse() {
+                Ok(ByteSize(0)) => Err(InvalidSetting {
+                    accepted: "a size above zero such as 8GiB (none would be left for any model), or auto or unlimited",
+                }),
+                Ok(bytes) => Ok(Self::Bytes(bytes)),
+                Err(_) => Err(InvalidSetting {
+                    accepted: "a size such as 512MiB or 8GiB, or auto or unlimited",
+                }),
+            },
         }
     }
 }
@@ -184,10 +213,10 @@ impl FromStr for MemoryBudgetSetting {
 pub struct Span(pub Duration);
 
 impl FromStr for Span {
-    type Err = humantime::DurationError;
+    type Err = InvalidSetting;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        humantime::parse_duration(text).map(Self)
+        parse_span(text).map(Self)
     }
 }
 

@@ -18,6 +18,7 @@ mod status;
 #[cfg(test)]
 pub(crate) mod tests;
 mod threads;
+mod use_order;
 mod value;
 
 use std::ffi::CString;
@@ -48,7 +49,8 @@ pub struct OnnxOptions {
     pub inter_op_threads: Option<usize>,
     /// One pool for every session that does not ask for threads of its own.
     pub global_thread_pool: bool,
-    /// Idle threads look for work instead of sleeping: a little faster, and a core burnt each.
+    /// While a session runs, threads without work look for some instead of sleeping: a little
+    /// faster, and what other runs could have had of their cores is burnt.
     pub allow_spinning: bool,
     /// Free memory that sessions share and keep for the next run, see [`allocator`]; none: each
     /// session gets ONNX Runtime's own arena, which keeps all it ever had.
@@ -63,7 +65,7 @@ impl OnnxOptions {
             intra_op_threads: None,
             inter_op_threads: None,
             global_thread_pool: true,
-            allow_spinning: false,
+            allow_spinning: true,
             shared_cache_bytes: Some(allocator::default_cache_bytes()),
         }
     }
@@ -122,8 +124,9 @@ impl Engine for OnnxEngine {
         options: &SessionSpec,
     ) -> Result<Arc<dyn Session>, EngineError> {
         let (environment, _) = Environment::prepare(&self.options)?;
-        let session_options =
+        let mut session_options =
             SessionOptions::new(environment, &self.options, options, &model.external)?;
+        session_options.packs_in_parallel(options)?;
         let shrinks_arena = options.shrinks_arena;
         let open = |graph: Graph<'_>| {
             OnnxSession::open(environment, graph, &session_options, shrinks_arena, None)

@@ -25,6 +25,8 @@ mod contents;
 mod deadline;
 mod infer;
 mod management;
+#[doc(hidden)]
+pub mod pieces;
 mod repository;
 mod router;
 mod statistics;

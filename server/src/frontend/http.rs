@@ -10,6 +10,8 @@ mod control;
 mod documents;
 mod infer;
 mod json;
+#[doc(hidden)]
+pub mod pieces;
 mod routes;
 mod tensor_data;
 

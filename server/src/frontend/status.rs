@@ -18,6 +18,8 @@ pub const fn grpc_code(code: ErrorCode) -> tonic::Code {
         ErrorCode::NotFound => tonic::Code::NotFound,
         ErrorCode::Unsupported => tonic::Code::Unimplemented,
         ErrorCode::Overloaded | ErrorCode::Unavailable => tonic::Code::Unavailable,
+        // Not one of the codes that clients try again by themselves.
+        ErrorCode::NeverFits => tonic::Code::FailedPrecondition,
         ErrorCode::DeadlineExceeded => tonic::Code::DeadlineExceeded,
         ErrorCode::Cancelled => tonic::Code::Cancelled,
         ErrorCode::Internal => tonic::Code::Internal,
@@ -34,6 +36,7 @@ pub const fn http_status(code: ErrorCode) -> http::StatusCode {
         | ErrorCode::Unavailable
         | ErrorCode::DeadlineExceeded
         | ErrorCode::Cancelled => http::StatusCode::SERVICE_UNAVAILABLE,
+        ErrorCode::NeverFits => http::StatusCode::INSUFFICIENT_STORAGE,
         ErrorCode::Internal => http::StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
@@ -47,6 +50,7 @@ pub const fn failure_reason(code: ErrorCode) -> &'static str {
         ErrorCode::InvalidRequest
         | ErrorCode::NotFound
         | ErrorCode::Unsupported
+        | ErrorCode::NeverFits
         | ErrorCode::Unavailable => "OTHER",
     }
 }
@@ -108,6 +112,7 @@ mod tests {
                 503,
                 "REJECTED",
             ),
+            (NeverFits, tonic::Code::FailedPrecondition, 507, "OTHER"),
             (Unavailable, tonic::Code::Unavailable, 503, "OTHER"),
             (Cancelled, tonic::Code::Cancelled, 503, "CANCELED"),
             (Internal, tonic::Code::Internal, 500, "BACKEND"),

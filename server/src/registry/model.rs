@@ -216,6 +216,20 @@ impl Model {
         }
     }
 
+    /// A model that is in no repository.
+    pub(super) fn of_unit(unit: Arc<Unit>) -> Self {
+        let model = Self::new(Arc::clone(&unit.id().name), true);
+        model.generation.store(Some(Arc::new(Generation {
+            spec: Arc::clone(unit.spec()),
+            units: vec![unit],
+            stamp: Stamp {
+                present: Vec::new(),
+                served: Vec::new(),
+            },
+        })));
+        model
+    }
+
     pub(super) fn name(&self) -> &Arc<str> {
         &self.name
     }

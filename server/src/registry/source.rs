@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use dormouse_model_store::repository::{
     FileIdentity, FileStamp, GraphFile, ModelDir, RepositoryError,
@@ -53,6 +54,14 @@ impl RepositorySource {
         Ok(self.locations.get_or_init(|| locations))
     }
 
+    /// Whether the files are those that the unit was made for, and this graph among them: two
+    /// states that take turns would pass for one that never changed.
+    fn is_current_with(&self, graph: &FileIdentity) -> bool {
+        let path = format!("{}/{}", self.version, self.filename);
+        let listed = self.files.iter().find(|file| file.path == path);
+        listed.is_none_or(|file| file.is(graph)) && self.is_current()
+    }
+
     /// Calls `digest` with the name and the file of each of the files that a load reads.
     fn each_digest(
         &self,
@@ -83,6 +92,7 @@ impl RepositorySource {
 impl Source for RepositorySource {
     fn read(&self) -> Result<SourceModel, ServeError> {
         let graph = self.open()?;
+        let identity = graph.identity();
         let whole = graph.load_from_file();
         if let Some(whole) = whole.map_err(|error| self.unreadable(&error))? {
             return Ok(SourceModel {
@@ -92,7 +102,8 @@ impl Source for RepositorySource {
                 },
                 size: self.size(),
                 is_steady: whole.summary.is_steady,
-                files: vec![graph.identity()],
+                files: vec![identity],
+                is_current: self.is_current_with(&identity),
                 file: Some(graph),
             });
         }
@@ -102,6 +113,7 @@ impl Source for RepositorySource {
             bytes: ModelBytes::in_memory(loaded.graph, loaded.external),
             is_steady: loaded.summary.is_steady,
             files: loaded.files,
+            is_current: self.is_current_with(&identity),
             file: None,
         })
     }
@@ -138,6 +150,16 @@ impl Source for RepositorySource {
         digests.ok_or_else(|| {
             ServeError::unsupported("a model that was handed over in memory has no files to digest")
         })
+    }
+
+    fn settles_in(&self) -> Duration {
+        let mut longest = Duration::ZERO;
+        // What cannot be looked at is told by whoever reads it.
+        let _ = self.each_digest(|_, file| {
+            longest = longest.max(DigestCache::settles_in(file));
+            Ok(Some(Digest::of(&[])))
+        });
+        longest
     }
 
     fn warmup_file(&self, name: &str) -> Result<Vec<u8>, ServeError> {

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::exit::{Closing, Parking};
 use super::run::Run;
-use super::{Pending, State, Unit};
+use super::{NotAnswered, Pending, Reply, State, Unit};
 use crate::alarm::Ring;
 use crate::error::ServeError;
 use crate::metrics::FailureReason;
@@ -20,7 +20,7 @@ use crate::request::InferResponse;
 /// An answer on its way to whoever asked.
 #[derive(Debug)]
 pub(super) struct Answer {
-    pub(super) reply: oneshot::Sender<Result<InferResponse, ServeError>>,
+    pub(super) reply: oneshot::Sender<Reply>,
     pub(super) result: Result<InferResponse, ServeError>,
 }
 
@@ -31,6 +31,8 @@ pub(super) type LoadWaiter = oneshot::Sender<Result<(), ServeError>>;
 #[derive(Default)]
 pub(super) struct Effects {
     pub(super) answers: SmallVec<[Answer; 1]>,
+    /// Requests for another unit to answer.
+    pub(super) sent_on: Vec<Pending>,
     pub(super) runs: SmallVec<[Run; 1]>,
     /// Whether it is ahead of a call.
     pub(super) start_load: Option<bool>,
@@ -125,6 +127,7 @@ impl Unit {
     pub(super) fn perform(&self, effects: Effects, place: Place) {
         let Effects {
             answers,
+            sent_on,
             runs,
             start_load,
             park,
@@ -138,7 +141,14 @@ impl Unit {
         } = effects;
         for answer in answers {
             // A closed channel is a caller that left; it was counted when it left.
-            let _ = answer.reply.send(answer.result);
+            let _ = answer
+                .reply
+                .send(answer.result.map_err(NotAnswered::Failed));
+        }
+        for pending in sent_on {
+            let _ = pending
+                .reply
+                .send(Err(NotAnswered::Retired(pending.request)));
         }
         for (waiter, result) in loaded {
             let _ = waiter.send(result);
@@ -188,6 +198,14 @@ impl Unit {
             result: Err(failure.error),
         };
         release_in_order(state, effects, pending.sequence, answer);
+    }
+
+    /// Has a request that left the queue answered by the unit that comes after this one.
+    pub(super) fn send_on(&self, state: &mut State, effects: &mut Effects, pending: Pending) {
+        if let (Some(order), Some(sequence)) = (&mut state.order, pending.sequence) {
+            effects.answers.extend(order.skip(sequence));
+        }
+        effects.sent_on.push(pending);
     }
 
     /// Lets later answers pass a request that was refused after it got its place.

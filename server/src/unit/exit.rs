@@ -131,7 +131,7 @@ impl Unit {
 
     /// Takes everything out of the state.
     pub(super) fn begin_closing(&self, state: &mut State) -> Closing {
-        state.leaving_bytes = self.holding_of(state).map_or(0, |holding| holding.bytes);
+        state.leaving = self.holding_of(state);
         state.upgrade.dropped();
         Closing {
             session: state.session.take(),
@@ -264,8 +264,8 @@ impl Unit {
     /// Tells the budget what the model holds now. Under the lock, as everything that changes it,
     /// so that the budget hears of it in the order it happened.
     pub(super) fn note_holding(&self, state: &State) {
-        if let Some(holding) = self.holding_of(state) {
-            self.host.wake.residency.update(&self.arc(), holding);
+        if let Some(held) = self.holding_of(state) {
+            self.host.wake.residency.update(&self.arc(), held);
         }
     }
 

@@ -1,13 +1,14 @@
 //! What a model holds of the memory budget, stage by stage. Estimates: the kernel counts pages,
 //! not models. They err on the large side.
 
-use dormouse_core::budget::{Holding, HoldingState};
+use dormouse_core::budget::{Holding, HoldingState, SharedUse};
 use dormouse_core::lifecycle::Stage;
-use dormouse_model_store::store::PreparedModel;
+use dormouse_model_store::store::{Digest, PreparedModel};
 use std::time::Duration;
 
 use super::load::Weights;
 use super::{State, Unit};
+use crate::residency::Held;
 
 /// A session without its weights: the graph, its kernels and plans. Measured between 5 and 17 MB.
 const CONTEXT: u64 = 16 << 20;
@@ -19,13 +20,29 @@ const RESUME_FROM_COLD: Duration = Duration::from_millis(500);
 
 /// A load from the model's files holds what was read, what was parsed of it and what was packed
 /// of that at the same time.
-pub(super) fn loading_footprint(source: u64) -> u64 {
+pub fn loading_footprint(source: u64) -> u64 {
     source.saturating_mul(3).saturating_add(CONTEXT)
 }
 
-/// A session over the prepared store's map.
-pub(super) fn mapped_footprint(prepared: &PreparedModel) -> u64 {
-    prepared.weight_bytes().saturating_add(CONTEXT)
+/// A session over weights in the prepared store that nobody else reads.
+pub fn prepared_footprint(weights: u64) -> u64 {
+    weights.saturating_add(CONTEXT)
+}
+
+/// What of the prepared store's packs a session over them reads.
+pub(super) fn pack_uses(prepared: &PreparedModel) -> Vec<SharedUse<Digest>> {
+    let packs = prepared.packs.iter();
+    let mut uses: Vec<_> = packs
+        .map(|pack| SharedUse {
+            part: pack.digest(),
+            size: pack.len(),
+            used: 0,
+        })
+        .collect();
+    for weight in &prepared.weights {
+        uses[weight.pack].used += weight.len;
+    }
+    uses
 }
 
 /// What packing adds to that.
@@ -49,9 +66,15 @@ impl Unit {
         self.note_holding(&state);
     }
 
+    /// What a session over the prepared store's map adds to what is resident already.
+    pub(super) fn mapped_footprint(&self, prepared: &PreparedModel) -> u64 {
+        let residency = &self.host.wake.residency;
+        prepared_footprint(residency.needed(&pack_uses(prepared)))
+    }
+
     /// What the model holds and whether it could be given up; none while it holds nothing, or
     /// loads: then what it reserved stands.
-    pub(super) fn holding_of(&self, state: &State) -> Option<Holding> {
+    pub(super) fn holding_of(&self, state: &State) -> Option<Held> {
         let stage = state.lifecycle.stage();
         let holding_state = match stage {
             Stage::Warm if state.lifecycle.is_idle() => HoldingState::Idle,
@@ -60,62 +83,33 @@ impl Unit {
             Stage::Closing => HoldingState::Leaving,
             Stage::Loading | Stage::Cold | Stage::Failed { .. } | Stage::Retired => return None,
         };
-        let (bytes, parkable) = match state.session.as_ref().map(|open| &open.weights) {
+        let Some(open) = &state.session else {
             // While it is closed, what it held is still held.
-            None => (state.leaving_bytes, 0),
+            return state.leaving.clone();
+        };
+        let (private, prepared) = match &open.weights {
             // Parsed, and packed for the greater part.
-            Some(Weights::Private(source)) => {
-                let weights = source.saturating_mul(2);
-                (
-                    weights.saturating_add(CONTEXT),
-                    self.parkable(state, weights),
-                )
-            }
-            Some(Weights::Mapped(prepared)) => (
-                mapped_footprint(prepared),
-                self.parkable(state, prepared.weight_bytes()),
-            ),
-            Some(Weights::Packed(prepared)) => {
-                let weights = prepared
-                    .weight_bytes()
-                    .saturating_add(packed_bytes(prepared));
-                (
-                    weights.saturating_add(CONTEXT),
-                    self.parkable(state, weights),
-                )
-            }
-        };
-        let bytes = match &state.session {
+            Weights::Private(source) => (source.saturating_mul(2), None),
             // What is being dropped is still there.
-            Some(open) if stage == Stage::Parked && !state.lifecycle.is_parking() => {
-                match open.weights {
-                    Weights::Mapped(_) => CONTEXT,
-                    Weights::Private(_) | Weights::Packed(_) => bytes,
-                }
+            Weights::Mapped(_) if state.lifecycle.has_dropped() => (0, None),
+            Weights::Mapped(prepared) if state.upgrade.is_building() => {
+                (packed_bytes(prepared), Some(prepared))
             }
-            Some(open) if state.upgrade.is_building() => match &open.weights {
-                Weights::Mapped(prepared) => bytes.saturating_add(packed_bytes(prepared)),
-                Weights::Private(_) | Weights::Packed(_) => bytes,
-            },
-            _ => bytes,
+            Weights::Mapped(prepared) => (0, Some(prepared)),
+            Weights::Packed(prepared) => (packed_bytes(prepared), Some(prepared)),
         };
-        Some(Holding {
-            bytes,
-            parkable_bytes: match holding_state {
-                HoldingState::Idle => parkable.min(bytes),
-                _ => 0,
+        let can_park = holding_state == HoldingState::Idle && self.can_park(state);
+        Some(Held {
+            own: Holding {
+                bytes: private.saturating_add(CONTEXT),
+                parkable_bytes: if can_park { private } else { 0 },
+                resume_from_parked: RESUME_FROM_PARKED,
+                resume_from_cold: state.profile.expected_load().unwrap_or(RESUME_FROM_COLD),
+                state: holding_state,
+                last_used: state.lifecycle.last_use(),
             },
-            resume_from_parked: RESUME_FROM_PARKED,
-            resume_from_cold: state.profile.expected_load().unwrap_or(RESUME_FROM_COLD),
-            state: holding_state,
-            last_used: state.lifecycle.last_use(),
+            shared: prepared.map_or_else(Vec::new, |prepared| pack_uses(prepared)),
+            shared_is_parkable: can_park,
         })
-    }
-
-    fn parkable(&self, state: &State, weights: u64) -> u64 {
-        match self.can_park(state) {
-            true => weights,
-            false => 0,
-        }
     }
 }

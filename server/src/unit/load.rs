@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use dormouse_core::code::ErrorCode;
 use dormouse_core::lifecycle::Stage;
@@ -9,7 +10,7 @@ use dormouse_model_store::spec::{ModelSpec, TensorSpec};
 use dormouse_model_store::store::PreparedModel;
 
 use super::effects::{Effects, Failure, Place};
-use super::footprint::{loading_footprint, mapped_footprint};
+use super::footprint::loading_footprint;
 use super::{Unit, still_the_same};
 use crate::engine::instances::Instances;
 use crate::engine::{Packing, Session, SessionTensor};
@@ -48,25 +49,48 @@ impl Unit {
         let recorder = TimelineRecorder::start(self.host.clock, &self.host.metrics, &self.id);
         self.host.runtime.spawn(async move {
             let _hold = hold;
-            let queue = recorder.stage(LoadStage::Queue);
-            let permit = Arc::clone(&unit.host.loads).acquire_owned().await;
-            drop(queue);
-            let work = {
-                let unit = Arc::clone(&unit);
-                let recorder = recorder.clone();
-                move || {
-                    let _permit = permit;
-                    unit.load_with_retries(&recorder, ahead)
-                }
-            };
-            let loaded = match unit.on_loading_thread(work).await {
-                Some(loaded) => loaded,
-                None => Err(NotLoaded::Failed(ServeError::internal(
-                    "the loading thread panicked",
-                ))),
-            };
+            let loaded = unit.load_in_turn(&recorder, ahead).await;
             unit.load_ended(recorder, loaded);
         });
+    }
+
+    /// Loads when it is this model's turn and the memory is there.
+    async fn load_in_turn(
+        &self,
+        recorder: &TimelineRecorder,
+        ahead: bool,
+    ) -> Result<Arc<OpenSession>, NotLoaded> {
+        let mut course = Course {
+            ahead,
+            ..Course::default()
+        };
+        loop {
+            let queue = recorder.stage(LoadStage::Queue);
+            let permit = Arc::clone(&self.host.loads).acquire_owned().await;
+            drop(queue);
+            let work = {
+                let (unit, recorder) = (self.arc(), recorder.clone());
+                move || {
+                    let _permit = permit;
+                    let loaded = unit.load_with_retries(&recorder, &mut course);
+                    (course, loaded)
+                }
+            };
+            let bytes = match self.on_loading_thread(work).await {
+                Some((_, Ok(session))) => return Ok(session),
+                Some((_, Err(Stopped::For(why)))) => return Err(why),
+                Some((so_far, Err(Stopped::NeedsMemory(bytes)))) => {
+                    course = so_far;
+                    bytes
+                }
+                None => return Err(ServeError::internal("the loading thread panicked").into()),
+            };
+            // Its turn is somebody else's meanwhile, whose memory is there.
+            let _queue = recorder.stage(LoadStage::Queue);
+            let residency = &self.host.wake.residency;
+            residency.reserve(&self.arc(), bytes).await?;
+            course.reserved = bytes;
+        }
     }
 
     /// Runs what builds a session on a thread that gives way to those that serve. None when it
@@ -93,28 +117,24 @@ impl Unit {
     fn load_with_retries(
         &self,
         recorder: &TimelineRecorder,
-        ahead: bool,
-    ) -> Result<Arc<OpenSession>, NotLoaded> {
+        course: &mut Course,
+    ) -> Result<Arc<OpenSession>, Stopped> {
         let gauge = &self.host.metrics.server().loads_running;
         gauge.increment(1.0);
-        let mut attempt = 0;
         let result = loop {
-            let result = catch_unwind(AssertUnwindSafe(|| self.load(recorder, ahead)))
+            let result = catch_unwind(AssertUnwindSafe(|| self.load(recorder, course)))
                 .unwrap_or_else(|_| {
-                    Err(NotLoaded::Failed(ServeError::internal(
-                        "the engine panicked while loading",
-                    )))
+                    Err(ServeError::internal("the engine panicked while loading").into())
                 });
             match result {
-                // Memory that was waited for in vain is not there at once.
-                Err(NotLoaded::Failed(error))
-                    if attempt < self.host.defaults.load_retries
-                        && error.code() != ErrorCode::Overloaded =>
+                Err(Stopped::For(NotLoaded::Failed(error)))
+                    if course.failed < self.host.defaults.load_retries =>
                 {
-                    attempt += 1;
+                    course.failed += 1;
+                    course.reserved = 0;
                     recorder.attempt_failed();
                     self.host.wake.residency.release(self.serial);
-                    tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, attempt, "load failed, trying again");
+                    tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, attempt = course.failed, "load failed, trying again");
                 }
                 result => break result,
             }
@@ -126,25 +146,21 @@ impl Unit {
     fn load(
         &self,
         recorder: &TimelineRecorder,
-        ahead: bool,
-    ) -> Result<Arc<OpenSession>, NotLoaded> {
-        tracing::info!(model = %self.id.name, version = self.id.version.0, stage = "loading", "load started");
-        let prepared = recorder.during(LoadStage::LookUp, || self.find_prepared());
+        course: &mut Course,
+    ) -> Result<Arc<OpenSession>, Stopped> {
+        let prepared = match course.from_source {
+            true => None,
+            false => recorder.during(LoadStage::LookUp, || self.find_prepared()),
+        };
         let bytes = match &prepared {
-            Some(prepared) => mapped_footprint(prepared),
+            Some(prepared) => self.mapped_footprint(prepared),
             None => loading_footprint(self.source.size()),
         };
-        let residency = &self.host.wake.residency;
-        let unit = self.arc();
-        if ahead {
-            if !self.source.is_current() || !residency.try_reserve(&unit, bytes) {
-                return Err(NotLoaded::NotNow);
-            }
-        } else {
-            let stage = recorder.stage(LoadStage::Queue);
-            residency.reserve(&unit, bytes)?;
-            drop(stage);
+        if course.ahead && !self.source.is_current() {
+            return Err(NotLoaded::NotNow.into());
         }
+        self.reserve_for_load(course, bytes)?;
+        tracing::info!(model = %self.id.name, version = self.id.version.0, stage = "loading", "load started");
         recorder
             .during(LoadStage::Environment, || self.host.engine.prepare())
             .map_err(|error| self.cannot_load(&error))?;
@@ -155,11 +171,9 @@ impl Unit {
                 Err(error) => {
                     // The source is still there.
                     tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "the prepared model cannot be used; loading from its files");
-                    residency.release(self.serial);
-                    if ahead {
-                        return Err(NotLoaded::NotNow);
-                    }
-                    residency.reserve(&unit, loading_footprint(self.source.size()))?;
+                    self.discard_prepared(&prepared, &error);
+                    course.from_source = true;
+                    self.reserve_for_load(course, loading_footprint(self.source.size()))?;
                     None
                 }
             },
@@ -175,6 +189,26 @@ impl Unit {
             }
         }
         Ok(Arc::new(open))
+    }
+
+    /// Has `bytes` reserved for this load, or says that they must be waited for.
+    fn reserve_for_load(&self, course: &mut Course, bytes: u64) -> Result<(), Stopped> {
+        if course.reserved >= bytes {
+            return Ok(());
+        }
+        let residency = &self.host.wake.residency;
+        if course.reserved > 0 {
+            residency.release(self.serial);
+            course.reserved = 0;
+        }
+        if residency.try_reserve(&self.arc(), bytes) {
+            course.reserved = bytes;
+            return Ok(());
+        }
+        Err(match course.ahead {
+            true => NotLoaded::NotNow.into(),
+            false => Stopped::NeedsMemory(bytes),
+        })
     }
 
     /// Builds a session over the prepared store's map while its pages come in.
@@ -196,7 +230,17 @@ impl Unit {
     }
 
     /// Reads the model's files and builds a session with weights of its own.
-    fn open_source(&self, recorder: &TimelineRecorder) -> Result<OpenSession, ServeError> {
+    fn open_source(&self, recorder: &TimelineRecorder) -> Result<OpenSession, Stopped> {
+        self.open_files(recorder).map_err(|stopped| {
+            // Whatever went wrong, it is of files that the model was not described from.
+            match self.source.is_current() {
+                true => stopped,
+                false => NotLoaded::Outdated.into(),
+            }
+        })
+    }
+
+    fn open_files(&self, recorder: &TimelineRecorder) -> Result<OpenSession, Stopped> {
         let instances = match self.host.wake.switches.sharing {
             true => 1,
             false => self.spec.concurrency.max(1) as usize,
@@ -206,6 +250,9 @@ impl Unit {
         for _ in 0..instances {
             let stage = recorder.stage(LoadStage::Read);
             let source = self.source.read()?;
+            if !source.is_current {
+                return Err(NotLoaded::Outdated.into());
+            }
             // A file that the engine reads is only opened here.
             let (read, parsed) = match source.file {
                 None => (source.size, 0),
@@ -229,10 +276,11 @@ impl Unit {
         let session = match sessions.pop() {
             Some(only) if sessions.is_empty() => only,
             Some(first) => Arc::new(Instances::new(first, sessions)),
-            None => return Err(ServeError::internal("no session was opened")),
+            None => return Err(ServeError::internal("no session was opened").into()),
         };
         let bytes = self.source.size().saturating_mul(instances as u64);
-        OpenSession::new(&self.spec, session, is_steady, Weights::Private(bytes))
+        let weights = Weights::Private(bytes);
+        Ok(OpenSession::new(&self.spec, session, is_steady, weights)?)
     }
 
     pub(super) fn open_prepared(
@@ -292,6 +340,21 @@ impl Unit {
                 let action = state.lifecycle.poll(now, queued);
                 self.act(&mut state, action, &mut effects, now);
             }
+            Err(NotLoaded::Outdated) => {
+                self.host.wake.residency.release(self.serial);
+                tracing::info!(model = %self.id.name, version = self.id.version.0, stage = "asleep", "files were changed before they were loaded: who waits gets what is there now");
+                state.lifecycle.load_outdated();
+                let error = self.cannot_load(&"its files were changed while it was being loaded");
+                let waiters = state.load_waiters.drain(..);
+                effects
+                    .loaded
+                    .extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
+                for pending in state.batcher.flush() {
+                    self.metrics().pending.decrement(1.0);
+                    self.send_on(&mut state, &mut effects, pending);
+                }
+                self.act(&mut state, None, &mut effects, now);
+            }
             Err(NotLoaded::Failed(error)) => {
                 self.host.wake.residency.release(self.serial);
                 let retry_at = state.lifecycle.load_failed(now);
@@ -301,7 +364,7 @@ impl Unit {
                     error: error.to_string(),
                     retry_in: retry_at - now,
                 });
-                let error = error.retry_after(retry_at - now);
+                let error = may_retry(error, retry_at - now);
                 state.load_error = Some(error.clone());
                 effects.loaded.extend(
                     state
@@ -351,6 +414,44 @@ pub(super) enum NotLoaded {
     /// It was to be loaded ahead of a call, and others hold the memory, or its files are others:
     /// the call that comes gets a unit for them.
     NotNow,
+    /// Its files are not those that it was described from.
+    Outdated,
+}
+
+/// Why a load did not run to its end.
+#[derive(Debug)]
+enum Stopped {
+    For(NotLoaded),
+    /// So many bytes are to be waited for.
+    NeedsMemory(u64),
+}
+
+impl<E: Into<NotLoaded>> From<E> for Stopped {
+    fn from(why: E) -> Self {
+        Self::For(why.into())
+    }
+}
+
+/// What a load keeps while it waits for memory and tries again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Course {
+    /// Nobody has called yet.
+    ahead: bool,
+    /// Attempts that failed.
+    failed: u32,
+    /// Bytes that the budget has granted.
+    reserved: u64,
+    /// What the prepared store has is of no use.
+    from_source: bool,
+}
+
+/// Tells when a load is tried again, unless it would end like this one for as long as the server
+/// is set up as it is.
+pub(super) fn may_retry(error: ServeError, wait: Duration) -> ServeError {
+    match error.code() {
+        ErrorCode::NeverFits => error,
+        _ => error.retry_after(wait),
+    }
 }
 
 impl From<ServeError> for NotLoaded {

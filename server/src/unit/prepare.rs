@@ -12,9 +12,12 @@ use tokio::time::Instant;
 use super::footprint::{loading_footprint, packed_bytes};
 use super::load::{OpenSession, Weights};
 use super::{State, Unit};
-use crate::engine::Packing;
+use crate::engine::{Packing, Session};
+use crate::error::ServeError;
 use crate::memory;
 use crate::preparation::{Outcome, PrepareError, Subject};
+use crate::request::Tensor;
+use crate::sample;
 use crate::timeline::LoadStage;
 
 /// Bytes that are packed in a second, for models of which it was not measured.
@@ -26,13 +29,22 @@ pub struct PreparationReport {
     pub outcome: Outcome,
     pub source_bytes: u64,
     pub stored_bytes: u64,
-    pub load_before: Duration,
-    pub load_after: Duration,
+    /// From the model's files to the end of a first run.
+    pub cold_before: Duration,
+    /// The same from the prepared store.
+    pub cold_after: Duration,
+    /// False when nothing could be made up to run the model on: then both are without the run.
+    pub with_run: bool,
     /// None when nothing could be made up to run the model on.
     pub packing_pays: Option<bool>,
 }
 
 impl Unit {
+    /// What the store calls it.
+    fn label(&self) -> String {
+        format!("{}/{}", self.id.name, self.id.version)
+    }
+
     fn subject<'a>(&'a self, label: &'a str) -> Subject<'a> {
         Subject {
             source: &*self.source,
@@ -48,7 +60,20 @@ impl Unit {
             return None;
         }
         let preparation = self.host.wake.preparation.as_ref()?;
-        preparation.find(&self.subject(&self.id.to_string()))
+        preparation.find(&self.subject(&self.label()))
+    }
+
+    /// Has a prepared model that no session can be built over prepared again.
+    pub(super) fn discard_prepared(&self, prepared: &PreparedModel, reason: &ServeError) {
+        if let Some(preparation) = &self.host.wake.preparation {
+            preparation.store().discard(prepared, reason);
+        }
+    }
+
+    /// How long until the model's files count as unchanged: until then they are read again
+    /// whenever it is looked for in the store.
+    pub fn settles_in(&self) -> Duration {
+        self.source.settles_in()
     }
 
     /// A session is about to serve: what follows from where its weights are.
@@ -107,7 +132,7 @@ impl Unit {
             tracing::info!(model = %self.id.name, version = self.id.version.0, "not prepared: no memory is free for it");
             return false;
         };
-        let label = self.id.to_string();
+        let label = self.label();
         match preparation.prepare(&self.subject(&label)) {
             Ok((outcome, prepared)) => {
                 if outcome == Outcome::Prepared {
@@ -116,7 +141,11 @@ impl Unit {
                 }
                 true
             }
-            Err(error @ (PrepareError::NotPreparable(_) | PrepareError::Busy)) => {
+            Err(
+                error @ (PrepareError::NotPreparable(_)
+                | PrepareError::Busy
+                | PrepareError::Stopped),
+            ) => {
                 let mut state = self.state.lock();
                 state.unpreparable = matches!(error, PrepareError::NotPreparable(_));
                 drop(state);
@@ -131,35 +160,40 @@ impl Unit {
         }
     }
 
-    /// Puts the model into the prepared store and times a load from its files and one from there.
-    /// Blocks.
+    /// Puts the model into the prepared store and times a cold start from its files and one from
+    /// there. Blocks.
     pub fn prepare_and_measure(&self) -> Result<PreparationReport, PrepareError> {
         let Some(preparation) = &self.host.wake.preparation else {
             return Err(PrepareError::NoStore);
         };
         self.host.engine.prepare()?;
-        let started = Instant::now();
-        let source = self.source.read().map_err(PrepareError::Source)?;
-        let plain = self.host.engine.open(source.bytes, &self.spec.session)?;
-        let load_before = started.elapsed();
-        drop(plain);
-        memory::release_memory();
-        let label = self.id.to_string();
+        let label = self.label();
         let (outcome, prepared) = preparation.prepare(&self.subject(&label))?;
-        let started = Instant::now();
-        let opened = preparation.open(&prepared, &self.spec.session, Packing::Off)?;
-        let load_after = started.elapsed();
-        drop(opened);
+        let open_prepared = || {
+            let session = preparation.open(&prepared, &self.spec.session, Packing::Off)?;
+            Ok::<_, PrepareError>(session)
+        };
+        let inputs = {
+            let session = open_prepared()?;
+            let stop = session.stop_handle()?;
+            sample::inputs(&*session, &stop)
+        };
+        let cold_before = cold_start(inputs.as_deref(), || {
+            let source = self.source.read().map_err(PrepareError::Source)?;
+            Ok(self.host.engine.open(source.bytes, &self.spec.session)?)
+        })?;
+        let cold_after = cold_start(inputs.as_deref(), open_prepared)?;
         preparation.store().update_facts(&prepared.key, |facts| {
-            facts.source_load_us = u64::try_from(load_before.as_micros()).ok();
-            facts.prepared_load_us = u64::try_from(load_after.as_micros()).ok();
+            facts.source_load_us = u64::try_from(cold_before.as_micros()).ok();
+            facts.prepared_load_us = u64::try_from(cold_after.as_micros()).ok();
         })?;
         Ok(PreparationReport {
             outcome,
             source_bytes: self.source.size(),
             stored_bytes: prepared.weight_bytes() + prepared.graph.len() as u64,
-            load_before,
-            load_after,
+            cold_before,
+            cold_after,
+            with_run: inputs.is_some(),
             packing_pays: prepared.facts.packing.map(|verdict| verdict.pays),
         })
     }
@@ -242,6 +276,23 @@ impl Unit {
         tracing::info!(model = %self.id.name, version = self.id.version.0, "packed session in use");
         None
     }
+}
+
+/// What building a session and running it once take.
+fn cold_start(
+    inputs: Option<&[(usize, Tensor)]>,
+    open: impl FnOnce() -> Result<Arc<dyn Session>, PrepareError>,
+) -> Result<Duration, PrepareError> {
+    let started = Instant::now();
+    let session = open()?;
+    if let Some(inputs) = inputs {
+        let outputs: Vec<usize> = (0..session.outputs().len()).collect();
+        session.run(inputs, &outputs, &session.stop_handle()?)?;
+    }
+    let took = started.elapsed();
+    drop(session);
+    memory::release_memory();
+    Ok(took)
 }
 
 /// Drops the pages of packs that only this model reads: it holds each of them `own` times.

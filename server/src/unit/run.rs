@@ -297,7 +297,7 @@ impl Unit {
     ) -> Result<(Vec<Vec<Tensor>>, RunDurations), EngineError> {
         let clock = &self.host.clock;
         let start = clock.now();
-        let inputs = gather_inputs(open, requests, rows);
+        let inputs = gather_inputs(&open.inputs, requests, rows);
         let gathered = clock.now();
         let wanted = wanted_outputs(requests, self.spec.outputs.len());
         let indices: SmallVec<[usize; 4]> =
@@ -314,11 +314,7 @@ impl Unit {
             vec![
                 only.outputs
                     .iter()
-                    .map(|&output| {
-                        outputs[output]
-                            .clone()
-                            .expect("every wanted output was computed")
-                    })
+                    .map(|&output| taken(&mut outputs[output]))
                     .collect(),
             ]
         } else {
@@ -377,16 +373,15 @@ impl Unit {
         shapes: RunShapes,
         (rows, took): (u32, Duration),
     ) {
-        let mut known = match latest.take() {
+        let known = match latest {
             Some(known) if known.shapes == shapes => known,
-            _ => KnownRun {
+            _ => latest.insert(KnownRun {
                 shapes,
                 took: [Duration::MAX; 32],
-            },
+            }),
         };
         let class = &mut known.took[size_class(rows)];
         *class = took.min(*class);
-        *latest = Some(known);
     }
 
     /// The shapes of a run's inputs, given the first of its requests.
@@ -451,14 +446,15 @@ fn abandoned_reason(request: &InferRequest, now: Timestamp) -> FailureReason {
     }
 }
 
-/// One tensor per input that the batch has, in the session's order.
-fn gather_inputs(
-    open: &OpenSession,
+/// One tensor per input that the batch has; `indices` are the session's for the model's inputs.
+#[doc(hidden)]
+pub fn gather_inputs(
+    indices: &[usize],
     requests: &[&InferRequest],
     rows: u32,
 ) -> SmallVec<[(usize, Tensor); 4]> {
     let mut gathered = SmallVec::new();
-    for (input, &index) in open.inputs.iter().enumerate() {
+    for (input, &index) in indices.iter().enumerate() {
         let Some(first) = requests[0].inputs[input].as_ref() else {
             continue;
         };
@@ -496,7 +492,9 @@ fn wanted_outputs(requests: &[&InferRequest], outputs: usize) -> SmallVec<[usize
         .collect()
 }
 
-fn split_outputs(
+/// Deals the rows of a batch's outputs out to its requests.
+#[doc(hidden)]
+pub fn split_outputs(
     outputs: &[Option<Tensor>],
     requests: &[&InferRequest],
     rows: u32,
@@ -516,7 +514,7 @@ fn split_outputs(
         });
     }
     for request in requests {
-        let pieces: SmallVec<[Option<Tensor>; 4]> = splitters
+        let mut pieces: SmallVec<[Option<Tensor>; 4]> = splitters
             .iter_mut()
             .map(|splitter| {
                 splitter
@@ -525,17 +523,14 @@ fn split_outputs(
             })
             .collect();
         let wanted = request.outputs.iter();
-        results.push(
-            wanted
-                .map(|&output| {
-                    pieces[output]
-                        .clone()
-                        .expect("every wanted output was computed")
-                })
-                .collect(),
-        );
+        results.push(wanted.map(|&output| taken(&mut pieces[output])).collect());
     }
     Ok(results)
+}
+
+/// Takes an output that a request asked for. Requests name each output once.
+fn taken(output: &mut Option<Tensor>) -> Tensor {
+    output.take().expect("every wanted output was computed")
 }
 
 /// Hands out consecutive rows of an output without copying them.

@@ -11,10 +11,10 @@ use dormouse_core::time::Timestamp;
 use tokio::sync::oneshot;
 
 use super::effects::{Effects, Place};
-use super::{NotAnswered, Pending, State, Ticket, Unit};
+use super::{NotAnswered, Pending, Reply, State, Ticket, Unit};
 use crate::error::ServeError;
 use crate::metrics::FailureReason;
-use crate::request::{InferRequest, InferResponse};
+use crate::request::InferRequest;
 
 impl Unit {
     pub(super) fn submit(&self, request: InferRequest) -> Result<Ticket, NotAnswered> {
@@ -71,13 +71,7 @@ impl Unit {
         request: InferRequest,
         cold: bool,
         now: Timestamp,
-    ) -> Result<
-        (
-            EntryId,
-            oneshot::Receiver<Result<InferResponse, ServeError>>,
-        ),
-        ServeError,
-    > {
+    ) -> Result<(EntryId, oneshot::Receiver<Reply>), ServeError> {
         let outlook = Outlook {
             queued_rows: state.batcher.queued_rows(),
             running: state.runs.len(),

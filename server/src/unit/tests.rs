@@ -2,6 +2,7 @@
 
 pub(crate) mod fake;
 mod mix;
+mod waiting;
 
 use dormouse_model_store::spec::KeepAliveSpec;
 use std::sync::Arc;

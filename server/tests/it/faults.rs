@@ -125,6 +125,33 @@ async fn a_server_killed_at_any_moment_leaves_a_store_that_is_whole() -> Result<
     Ok(())
 }
 
+#[tokio::test]
+async fn a_server_that_ends_gives_up_what_it_prepares_and_leaves_no_draft() -> Result<()> {
+    let repository = TestRepository::new()?;
+    let store = TestStore::new()?;
+    // 64 MiB: long enough to be interrupted.
+    let model = Generated::new(1024, 16);
+    model.add(&repository, "model", "")?;
+    let mut numbers = Numbers(3);
+    for _ in 0..4 {
+        let mut server = TestServer::over(&repository)
+            .arg(store.flag())
+            .start()
+            .await?;
+        model.ask(&server.grpc().await?, "model").await?;
+        tokio::time::sleep(Duration::from_millis(numbers.below(300))).await;
+        server.terminate()?;
+        let status = server.exited().await?;
+        ensure!(status.success(), "{status}\n{}", server.log.tail());
+        let cut_off = server.log.lines().join("\n").contains("cut off");
+        let left = store.files("drafts")?;
+        ensure!(cut_off || left.is_empty(), "left: {left:?}");
+    }
+    let (good, report) = store.command("verify").await?;
+    ensure!(good, "{report}");
+    Ok(())
+}
+
 /// Whether the store's folder is as empty as it was before anything was prepared.
 fn nothing_left(root: &Path) -> Result<()> {
     for folder in ["entries", "packs", "drafts", "tmp"] {

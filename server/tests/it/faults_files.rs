@@ -222,6 +222,55 @@ async fn what_is_damaged_is_dropped_and_prepared_again() -> Result<()> {
     .await?;
     let (good, report) = store.command("verify").await?;
     ensure!(good, "{report}");
+    let dropped = server.metric("dormouse_prepared_dropped_total", &[]);
+    ensure!(dropped.await? == 4.0, "not every drop was counted");
+    server.assert_healthy().await
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_be_written_is_told_of_once_and_read() -> Result<()> {
+    let repository = TestRepository::new()?;
+    let store = TestStore::new()?;
+    MODEL.add(&repository, "model", "")?;
+    MODEL.weights(1).add(&repository, "other", "")?;
+    settled().await;
+    let first = TestServer::over(&repository)
+        .arg(store.flag())
+        .start()
+        .await?;
+    MODEL.ask(&first.grpc().await?, "model").await?;
+    eventually("it is prepared", || async {
+        Ok(preparations(&first).await? == 1.0)
+    })
+    .await?;
+    first.kill().await?;
+    let mount = "mount --bind \"$0\" \"$0\" && mount -o remount,bind,ro \"$0\" && exec \"$@\"";
+    let path = store.path().to_str().context("a path that is text")?;
+    let under = ["unshare", "-rm", "sh", "-c", mount, path];
+    let probe = std::process::Command::new(under[0])
+        .args(&under[1..])
+        .arg("true")
+        .output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        eprintln!("this user may not mount: not tested");
+        return Ok(());
+    }
+    let mut server = TestServer::over(&repository)
+        .arg(store.flag())
+        .under(under)
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    let kind = MODEL.ask(&client, "model").await?;
+    ensure!(kind.as_deref() == Some("prepared"), "{kind:?}");
+    let kind = MODEL.weights(1).ask(&client, "other").await?;
+    ensure!(kind.as_deref() == Some("source"), "{kind:?}");
+    let told = server.log.records();
+    let told = told.iter().filter(|record| {
+        let message = record["message"].as_str().unwrap_or_default();
+        record["level"] == "WARN" && message.contains("the prepared store cannot be written")
+    });
+    ensure!(told.count() == 1, "{}", server.log.tail());
     server.assert_healthy().await
 }
 

@@ -11,12 +11,13 @@ use anyhow::{Context, Result, ensure};
 use dormouse_proto::inference as pb;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+use crate::deadlines::{ENDLESS, ONE_AT_A_TIME};
 use crate::generated::{Generated, TestStore, parameters, preparations, settled};
 use crate::race::Numbers;
-use crate::repository::TestRepository;
+use crate::repository::{Model, TestRepository};
 use crate::server::{TestServer, eventually};
 use crate::wake::wakes_from;
-use crate::wire::output;
+use crate::wire::{self, output};
 
 const OLD: Generated = Generated::new(256, 2).outside();
 const NEW: Generated = OLD.weights(5).bias(3);
@@ -249,6 +250,116 @@ async fn the_next_wake_takes_up_new_files_whole() -> Result<()> {
     wakes_from(&client, "model", NEW.bias(2), "prepared").await?;
     let (good, report) = store.command("verify").await?;
     ensure!(good, "{report}");
+    server.assert_healthy().await
+}
+
+/// Where something on this machine's disks is told, if anywhere.
+fn host_path(message: &str) -> Option<&str> {
+    let begins = |at: &usize| {
+        let before = message[..*at].chars().next_back();
+        let after = message[at + 1..].chars().next();
+        before.is_none_or(|before| !before.is_alphanumeric() && !"._-/\\".contains(before))
+            && after.is_some_and(char::is_alphanumeric)
+    };
+    let places = message.match_indices('/').map(|(at, _)| at);
+    places
+        .into_iter()
+        .find(begins)
+        .map(|at| &message[at..message.len().min(at + 40)])
+}
+
+#[tokio::test]
+async fn failures_do_not_tell_clients_where_things_are() -> Result<()> {
+    let repository = TestRepository::new()?;
+    let store = TestStore::new()?;
+    let files = [
+        "corrupt",
+        "custom_op",
+        "empty",
+        "external",
+        "external_length",
+        "external_parent",
+        "beside_references",
+    ];
+    for file in files {
+        repository.add(file, Model::new(file))?;
+    }
+    OLD.add(&repository, "cut", "")?;
+    truncate(&repository.model_dir("cut").join("1"))?;
+    WHOLE.add(&repository, "cut_whole", "")?;
+    let whole = repository.model_dir("cut_whole").join("1/model.onnx");
+    File::options().write(true).open(whole)?.set_len(4 << 20)?;
+    OLD.add(&repository, "config", "max_batch_size: many")?;
+    OLD.add(&repository, "outputs", "output { name: \"Z\" }")?;
+    fs::create_dir_all(repository.model_dir("gone").join("1"))?;
+    let mut names: Vec<&str> = files.to_vec();
+    names.extend(["cut", "cut_whole", "config", "outputs", "gone"]);
+    let mut server = TestServer::over(&repository)
+        .arg(store.flag())
+        .arg("--strict-readiness=false")
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    for name in names {
+        let answer = client.clone().model_infer(OLD.request(name, 1.0).0).await;
+        let status = answer.err().with_context(|| format!("{name} answered"))?;
+        let told = host_path(status.message());
+        ensure!(told.is_none(), "{name}: {told:?} in {status:?}");
+        let path = format!("/v2/models/{name}/infer");
+        let answer = server.post(&path, br#"{"inputs": []}"#).await?;
+        ensure!(answer.status != 200, "{name} answered");
+        let text = answer.text();
+        ensure!(host_path(&text).is_none(), "{name}: {text}");
+    }
+    let index = server.post("/v2/repository/index", b"").await?.text();
+    ensure!(host_path(&index).is_none(), "{index}");
+    server.assert_healthy().await
+}
+
+#[tokio::test]
+async fn files_changed_while_a_load_waits_for_memory_are_taken_up_whole() -> Result<()> {
+    let repository = TestRepository::new()?;
+    let store = TestStore::new()?;
+    repository.add("slow", Model::new("slow").config(ONE_AT_A_TIME))?;
+    OLD.add(&repository, "model", "")?;
+    // Each fits alone.
+    let mut server = TestServer::over(&repository)
+        .arg(store.flag())
+        .arg("--background-preparation=false")
+        .arg("--memory-budget=20MiB")
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    let busy = tokio::spawn({
+        let client = client.clone();
+        async move { wire::infer(&client, wire::slow("slow", ENDLESS)).await }
+    });
+    let in_use = [r#"state="busy""#];
+    eventually("memory is in use", || async {
+        let held = server.metric("dormouse_models_memory_bytes", &in_use);
+        Ok(held.await? > 0.0)
+    })
+    .await?;
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { NEW.ask(&client, "model").await }
+    });
+    let called = [r#"model="model""#];
+    eventually("the other waits for it", || async {
+        let pending = server.metric("nv_inference_pending_request_count", &called);
+        Ok(pending.await? == 1.0)
+    })
+    .await?;
+    ensure!(!busy.is_finished(), "nothing was waited for");
+    rename_over(&repository.model_dir("model").join("1"), NEW)?;
+    repository.write_config("model", "max_batch_size: 4")?;
+    // Its run is stopped, and its memory is free.
+    busy.abort();
+    waiting.await??;
+    let statistics = wire::statistics(&client, "model").await?;
+    let counts = statistics.inference_stats.context("no statistics")?;
+    ensure!(counts.success.is_some_and(|success| success.count == 1));
+    ensure!(counts.fail.is_none_or(|fail| fail.count == 0));
     server.assert_healthy().await
 }
 

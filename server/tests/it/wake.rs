@@ -110,10 +110,11 @@ async fn prepare_puts_models_into_the_store_before_anybody_calls() -> Result<()>
     let store = TestStore::new()?;
     SMALL.add(&repository, "model", &briefly())?;
     repository.add("tiny", Model::new("add_sub"))?;
-    settled().await;
     crate::server::engine_installed().await?;
+    // Right after they were copied: it waits until they will be known again.
+    SMALL.add(&repository, "model", &briefly())?;
     let mut prepare = tokio::process::Command::from(dormouse());
-    prepare.args(["prepare", "--output=json", "--model-repository"]);
+    prepare.args(["prepare", "--format=json", "--model-repository"]);
     prepare.arg(repository.path()).arg(store.flag());
     for expected in ["prepared", "was there"] {
         let output = prepare.output().await?;
@@ -123,6 +124,10 @@ async fn prepare_puts_models_into_the_store_before_anybody_calls() -> Result<()>
         let rows = rows.as_array().context("not a list")?;
         ensure!(rows.len() == 2, "{rows:?}");
         ensure!(rows.iter().all(|row| row["result"] == expected), "{rows:?}");
+        ensure!(rows[0]["model"] == "model" && rows[0]["version"] == "1");
+        ensure!(rows.iter().all(|row| row["with_run"] == true), "{rows:?}");
+        let waited = errors.contains("count as settled");
+        ensure!(waited == (expected == "prepared"), "{errors}");
     }
     let server = TestServer::over(&repository)
         .arg(store.flag())

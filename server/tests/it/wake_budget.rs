@@ -53,7 +53,8 @@ async fn idle_models_make_room_and_what_never_fits_is_told_so() -> Result<()> {
     let refused = refused.context("a model larger than the budget answered")?;
     let status = refused.downcast_ref::<tonic::Status>();
     let status = status.context("not a status")?;
-    ensure!(status.code() == Code::Unavailable, "{status:?}");
+    ensure!(status.code() == Code::FailedPrecondition, "{status:?}");
+    ensure!(status.details().is_empty(), "a time to try again");
     for part in ["large", "112.0 MiB", "60.0 MiB", "--memory-budget"] {
         let message = status.message().replace("112 MiB", "112.0 MiB");
         let message = message.replace("60 MiB", "60.0 MiB");
@@ -78,6 +79,52 @@ async fn idle_models_make_room_and_what_never_fits_is_told_so() -> Result<()> {
     }
     let held = server.metric("dormouse_models_memory_bytes", &[]).await?;
     ensure!(held <= f64::from(60 << 20), "{held} bytes");
+    server.assert_healthy().await
+}
+
+#[tokio::test]
+async fn weights_that_models_share_count_once() -> Result<()> {
+    let repository = TestRepository::new()?;
+    let store = TestStore::new()?;
+    let kept = parameters(&[("keep_alive", "1h"), ("park_after", "never")]);
+    // The same 16 MiB in each, and something of its own.
+    let model = |bias: usize| Generated::new(2048, 1).bias(bias);
+    let names = ["a", "b", "c"];
+    for (bias, name) in names.iter().enumerate() {
+        model(bias).add(&repository, name, &kept)?;
+    }
+    settled().await;
+    let server = TestServer::over(&repository)
+        .arg(store.flag())
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    for (bias, name) in names.iter().enumerate() {
+        model(bias).ask(&client, name).await?;
+    }
+    eventually("all are prepared", || async {
+        Ok(preparations(&server).await? == names.len() as f64)
+    })
+    .await?;
+    server.kill().await?;
+    // 16 MiB for each session and 16 for the weights; counted for each they would be 96.
+    let mut server = TestServer::over(&repository)
+        .arg(store.flag())
+        .arg("--memory-budget=68MiB")
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    for (bias, name) in names.iter().enumerate() {
+        let kind = model(bias).ask(&client, name).await?;
+        ensure!(kind.as_deref() == Some("prepared"), "{name}: {kind:?}");
+    }
+    let held = [r#"state="idle""#];
+    eventually("all are counted", || async {
+        let held = server.metric("dormouse_models_memory_bytes", &held).await?;
+        Ok((f64::from(64 << 20)..f64::from(66 << 20)).contains(&held))
+    })
+    .await?;
+    ensure!(server.metric("dormouse_evictions_total", &[]).await? == 0.0);
     server.assert_healthy().await
 }
 

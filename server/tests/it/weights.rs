@@ -218,7 +218,7 @@ async fn inspect_finds_the_same_tensors_in_every_form() -> Result<()> {
             .collect();
         list.sort();
         lists.push(list);
-        let output = inspect(&[path]).await?;
+        let output = inspect(&[path, "--format", "table"]).await?;
         let text = String::from_utf8(output.stdout)?;
         ensure!(
             text.contains("bfloat16") && text.contains("a load reads"),

@@ -46,6 +46,18 @@ fn what_is_free_is_granted_and_held() {
 }
 
 #[test]
+fn what_others_make_smaller_stays_asked_to_go() {
+    let mut budget = budget(&[("a", idle(900 * MB, 0, 1))]);
+    let answer = budget.reserve(&"b", 400 * MB, at(2));
+    assert_eq!(answer, Reservation::Evict(vec![("a", How::Close)]));
+    budget.resize(&"a", 700 * MB, 0);
+    assert_eq!(budget.held(), 700 * MB);
+    assert_eq!(budget.reserve(&"b", 400 * MB, at(2)), Reservation::Wait);
+    budget.resize(&"gone", MB, MB);
+    assert_eq!(budget.usage().models, 1);
+}
+
+#[test]
 fn parking_comes_before_closing_when_it_suffices() {
     let mut budget = budget(&[
         ("a", idle(500 * MB, 480 * MB, 1)),

@@ -523,6 +523,54 @@ fn pressure_takes_only_what_is_idle() {
     );
 }
 
+fn parking(park_after: u64, close_after: u64) -> Lifecycle {
+    Lifecycle::new(LifecyclePolicy {
+        plan: IdlePlan {
+            park_after: Some(millis(park_after)),
+            close_after: Some(millis(close_after)),
+            prewarm: None,
+        },
+        ..policy()
+    })
+}
+
+#[test]
+fn what_parking_dropped_stays_dropped_until_somebody_calls() {
+    let mut life = parking(10, 60);
+    assert_eq!(life.demand(at(0)), Demand::StartLoad);
+    life.loaded(at(0));
+    assert_eq!(life.poll(at(10), 0), Some(Action::Park));
+    assert!(!life.has_dropped(), "it is still being dropped");
+    life.parked();
+    assert!(life.has_dropped());
+    assert_eq!(life.demand(at(20)), Demand::Run);
+    assert!(!life.has_dropped());
+    assert_eq!(life.poll(at(30), 0), Some(Action::Park));
+    // Called before the end: its runs bring back what goes.
+    assert_eq!(life.demand(at(30)), Demand::Run);
+    life.parked();
+    assert!(!life.has_dropped());
+    assert_eq!(life.poll(at(40), 0), Some(Action::Park));
+    life.parked();
+    assert_eq!(life.poll(at(90), 0), Some(Action::CloseSession));
+    assert!(life.has_dropped(), "what leaves is what was parked");
+    assert_eq!(life.closed(at(90), 1), Some(Action::StartLoad));
+    life.loaded(at(91));
+    assert!(!life.has_dropped());
+}
+
+#[test]
+fn outdated_load_leaves_a_cold_model_without_a_pause() {
+    let mut life = parking(10, 60);
+    assert_eq!(life.demand(at(0)), Demand::StartLoad);
+    life.load_outdated();
+    assert_eq!(life.stage(), Stage::Cold);
+    assert_eq!(life.demand(at(0)), Demand::StartLoad);
+    assert_eq!(life.retire(at(0), 0), None);
+    life.load_outdated();
+    assert_eq!(life.stage(), Stage::Retired);
+}
+
 #[test]
 fn parked_model_retires_like_a_warm_one() {
     use Event::*;

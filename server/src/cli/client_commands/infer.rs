@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::tensors::{self, Random, Source};
 use super::{ConnectionArgs, Reply, explain, listing, usage};
 use crate::cli::output::{self, Screen};
-use crate::cli::waterfall::cold_start_json;
+use crate::cli::waterfall::{PARKED, cold_start_json};
 
 /// How many elements of an output people get to see.
 const SHOWN_ELEMENTS: usize = 12;
@@ -250,11 +250,11 @@ fn response_text(
         [] => Ok(()),
     };
     if let Some(cold) = response.timing() {
-        let _ = write!(
-            text,
-            "\nit was asleep; waking it took\n{}",
-            screen.waterfall(cold)
-        );
+        let was = match cold.kind.as_str() {
+            PARKED => "parked: its weights came back with its run",
+            _ => "asleep",
+        };
+        let _ = write!(text, "\nit was {was}\n{}", screen.waterfall(cold));
     }
     Ok(text)
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Reply, explain};
 use crate::cli::output::{self, Screen};
-use crate::cli::waterfall::cold_start_json;
+use crate::cli::waterfall::{PARKED, answered, cold_start_json};
 
 pub(super) async fn timeline(
     client: &Client,
@@ -64,10 +64,22 @@ fn timeline_text(versions: &[VersionColdStarts], screen: &Screen) -> String {
                 "parked" => " from its parked session",
                 _ => "",
             };
-            let took = output::duration(cold.total);
-            let _ = write!(text, "{name} woke{from} in {took}");
+            let loaded = output::duration(cold.total);
+            let answered = answered(cold).map(output::duration);
+            let _ = write!(text, "{name} woke{from}");
+            let _ = match (cold.kind == PARKED, answered) {
+                (true, Some(answered)) => write!(text, ", first run done after {answered}"),
+                (true, None) => Ok(()),
+                (false, Some(answered)) => {
+                    write!(
+                        text,
+                        ", loaded in {loaded}, first run done after {answered}"
+                    )
+                }
+                (false, None) => write!(text, ", loaded in {loaded}"),
+            };
             if let Some(started) = cold.started {
-                let _ = write!(text, " at {}", humantime::format_rfc3339_seconds(started));
+                let _ = write!(text, ", at {}", humantime::format_rfc3339_seconds(started));
             }
             if cold.ahead {
                 text.push_str(", ahead of any request");

@@ -6,6 +6,7 @@ use dormouse_model_store::store::{
 use expect_test::{Expect, expect};
 
 use super::*;
+use crate::cli::output::OutputFormat;
 
 const TABLE: Screen = Screen {
     unicode: true,
@@ -98,9 +99,9 @@ fn prepared_models_are_listed() {
     bench.check(
         table,
         &expect![[r#"
-            MODEL   KEY           GRAPH  OWN       SHARED     LAST USED  PACKING
-            tiny/1  17b00f3e7e89  5 B    11.8 KiB  100.0 KiB  1 min ago  -
-            bert/1  66137254e651  5 B    0 B       111.7 KiB  2 h ago    pays (88.0 ms to 70.0 ms)
+            MODEL  VERSION  KEY           GRAPH  OWN       SHARED     LAST USED  PACKING
+            tiny   1        17b00f3e7e89  5 B    11.8 KiB  100.0 KiB  1 min ago  -
+            bert   1        66137254e651  5 B    0 B       111.7 KiB  2 h ago    pays (88.0 ms to 70.0 ms)
         "#]],
     );
     let json = Screen {
@@ -120,8 +121,17 @@ fn a_store_that_is_not_there_is_empty_and_stays_away() {
     let dir = bench.folder.path().join("none");
     let arguments = StoreArgs {
         store: Some(dir.clone()),
-        format: Some(OutputFormat::Table),
+        format: FormatArgs {
+            format: Some(OutputFormat::Table),
+            json: false,
+        },
     };
+    let refused = execute(&StoreCommand::Verify(VerifyArgs {
+        repair: false,
+        store: arguments.clone(),
+    }));
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.ends_with("none is not a store: nothing was ever prepared there"));
     let reply = execute(&StoreCommand::Ls(LsArgs { store: arguments })).unwrap();
     bench.check(
         &reply.text,
@@ -139,16 +149,16 @@ fn damage_is_told_and_removed_when_asked() {
     bench.prepare("tiny", None, 0);
     fs::write(bench.path(&key).join("graph.onnx"), b"garbl").unwrap();
     let store = bench.store();
-    let reply = verify(Some(&store), false, &TABLE).unwrap();
+    let reply = verify(&store, false, &TABLE).unwrap();
     assert!(!reply.good);
     bench.check(&reply.text, &expect![[r#"
         damaged: DIR/v1/entries/66137254e651c17bb6ac587e59f47d54b58c72a3b263761501cf8a7cdf5e061b (bert/1): graph.onnx does not have the digest its manifest says
         2 prepared models and 2 packs checked, 123.8 KiB
         1 damaged: --repair removes them
     "#]]);
-    let reply = verify(Some(&store), true, &TABLE).unwrap();
+    let reply = verify(&store, true, &TABLE).unwrap();
     assert!(reply.good);
-    let reply = verify(Some(&store), false, &TABLE).unwrap();
+    let reply = verify(&store, false, &TABLE).unwrap();
     assert!(reply.good);
     bench.check(
         &reply.text,

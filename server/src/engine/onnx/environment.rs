@@ -40,6 +40,8 @@ pub(super) struct Environment {
     pub(super) has_allocator: bool,
     pub(super) version: String,
     library: PathBuf,
+    /// The same, as it was asked for.
+    asked: PathBuf,
 }
 
 /// Sizes of the shared pools.
@@ -88,14 +90,15 @@ impl Environment {
     }
 
     fn same_library(&'static self, options: &OnnxOptions) -> Result<&'static Self, EngineError> {
-        if absolute(&options.library)? == self.library {
+        // Every load comes by here; looking at the disk is for others.
+        if options.library == self.asked || absolute(&options.library)? == self.library {
             return Ok(self);
         }
-        Err(EngineError::Failed(format!(
-            "ONNX Runtime was already loaded from {}; a process cannot load another one from {}",
-            self.library.display(),
-            options.library.display()
-        )))
+        tracing::error!(loaded = %self.library.display(), asked = %options.library.display(), "another ONNX Runtime is loaded already");
+        Err(EngineError::Failed(
+            "ONNX Runtime was already loaded from another file: a process cannot load a second one"
+                .to_owned(),
+        ))
     }
 
     #[expect(unsafe_code, reason = "creates the environment through the C API")]
@@ -104,9 +107,8 @@ impl Environment {
         // The builder that comes back is not used: the environment is created below with a log
         // level and a logger of our own.
         drop(
-            ort::init_from(&library).map_err(|error| {
-                EngineError::Failed(format!("cannot load ONNX Runtime: {error}"))
-            })?,
+            ort::init_from(&library)
+                .map_err(|error| failed(&library, "cannot load ONNX Runtime", &error))?,
         );
         let api = ort::api();
 
@@ -191,6 +193,7 @@ impl Environment {
             has_allocator: options.shared_cache_bytes.is_some(),
             version: version(&library).unwrap_or_else(|| ort::info().to_owned()),
             library,
+            asked: options.library.clone(),
         })
     }
 }
@@ -207,12 +210,17 @@ pub(super) fn c_int(count: usize) -> Result<i32, EngineError> {
 }
 
 fn absolute(library: &Path) -> Result<PathBuf, EngineError> {
-    std::fs::canonicalize(library).map_err(|error| {
-        EngineError::Failed(format!(
-            "cannot open the ONNX Runtime library {}: {error}",
-            library.display()
-        ))
-    })
+    std::fs::canonicalize(library)
+        .map_err(|error| failed(library, "cannot open the ONNX Runtime library", &error))
+}
+
+/// The error for callers, who need not know where things are on this machine; the log does.
+fn failed(library: &Path, what: &str, cause: &dyn std::fmt::Display) -> EngineError {
+    tracing::error!(library = %library.display(), %cause, "{what}");
+    let cause = cause.to_string();
+    let name = library.file_name().unwrap_or_default().to_string_lossy();
+    let cause = cause.replace(&*library.to_string_lossy(), &name);
+    EngineError::Failed(clean(&format!("{what} {name}: {cause}")))
 }
 
 fn cores() -> usize {
@@ -314,4 +322,17 @@ unsafe fn text(text: *const c_char) -> String {
     }
     // SAFETY: promised by the caller.
     clean(&unsafe { CStr::from_ptr(text) }.to_string_lossy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_not_there_is_told_without_its_folder() {
+        let error = absolute(Path::new("/no/such/folder/libonnxruntime.so")).unwrap_err();
+        let told = error.to_string();
+        assert!(told.contains("libonnxruntime.so"), "{told}");
+        assert!(!told.contains("folder"), "{told}");
+    }
 }

@@ -17,7 +17,7 @@ use super::model_proto::{LARGEST, Place, Rewrite, TensorHead, is_ort_format, rew
 use super::prepared::{element, outside};
 use super::session::OnnxSession;
 use super::session_options::SessionOptions;
-use super::{OnnxOptions, prepared, settled};
+use super::{OnnxOptions, prepared, settled, use_order};
 use crate::engine::{
     EngineError, GraphBytes, ModelBytes, OptimizeError, Optimized, OptimizedTensor, Packing,
     PreparedBytes, SharedWeight,
@@ -87,7 +87,8 @@ pub(super) fn optimize(
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(error) => return Err(failed("read the weights of", error).into()),
     };
-    let (mut graph, tensors) = read_back(graph, data.as_ref()).map_err(EngineError::Failed)?;
+    let (mut graph, mut tensors) = read_back(graph, data.as_ref()).map_err(EngineError::Failed)?;
+    use_order::sort(&mut tensors, &graph).map_err(EngineError::Failed)?;
     if graph.len() > LARGEST {
         return Err(OptimizeError::NotPreparable(format!(
             "the optimised graph has {} bytes without its weights, {LARGEST} at most can be loaded",

@@ -38,7 +38,8 @@ pub(super) fn open(
     model: PreparedBytes,
     (spec, packing): (&SessionSpec, Packing),
 ) -> Result<OnnxSession, EngineError> {
-    let prepared = PreparedGraph::new(&model.graph, &model.weights).map_err(EngineError::Failed)?;
+    let prepared =
+        PreparedGraph::new(&model.graph, &model.weights, packing).map_err(EngineError::Failed)?;
     let values = model
         .weights
         .iter()
@@ -53,7 +54,7 @@ pub(super) fn open(
     )?;
     match packing {
         Packing::Off => options.entry("session.disable_prepacking", "1")?,
-        Packing::On => options.default_entry(spec, "session.prepack.enable_parallel", "1")?,
+        Packing::On => options.packs_in_parallel(spec)?,
     }
     for (weight, value) in model.weights.iter().zip(&values) {
         let name = CString::new(weight.name.as_str()).map_err(|_| {
@@ -140,7 +141,7 @@ struct PreparedGraph {
 impl PreparedGraph {
     /// Checks that the weights are those the graph wants, and hides the shapes of inputs where
     /// [`super::optimize`] found that to pay.
-    fn new(graph: &[u8], weights: &[SharedWeight]) -> Result<Self, String> {
+    fn new(graph: &[u8], weights: &[SharedWeight], packing: Packing) -> Result<Self, String> {
         if is_ort_format(graph) {
             return Err("a prepared graph must be in ONNX's own format".to_owned());
         }
@@ -175,7 +176,9 @@ impl PreparedGraph {
             return Err(format!("weight '{name}' is also an input of the graph"));
         }
         let mut shapes = HashMap::new();
-        let hidden = hides_shapes(graph)?;
+        // A packed session is built in the background: it has the time to plan its memory, and
+        // serves what comes for long.
+        let hidden = packing == Packing::Off && hides_shapes(graph)?;
         let graph = rewritten.unwrap_or_else(|| graph.to_vec());
         if !hidden {
             return Ok(Self { graph, shapes });

@@ -94,6 +94,10 @@ impl<'a> SessionOptions<'a> {
         };
         // SAFETY: the options are alive.
         check(api, unsafe { (api.SetSessionExecutionMode)(options, mode) })?;
+        if engine.allow_spinning {
+            // Threads look for work while a run goes on, and sleep as soon as none does.
+            self.default_entry(spec, "session.force_spinning_stop", "1")?;
+        }
         // The shared pool has threads between operators only when it was asked for.
         let shared = self.environment.shared.is_some_and(|shared| {
             intra.is_none() && inter.is_none() && (!spec.parallel_execution || shared.inter > 1)
@@ -203,7 +207,12 @@ impl<'a> SessionOptions<'a> {
         })
     }
 
-    pub(super) fn default_entry(
+    /// Packs weights on all threads of the pool; by default one thread does it all.
+    pub(super) fn packs_in_parallel(&mut self, spec: &SessionSpec) -> Result<(), EngineError> {
+        self.default_entry(spec, "session.prepack.enable_parallel", "1")
+    }
+
+    fn default_entry(
         &mut self,
         spec: &SessionSpec,
         key: &str,

@@ -105,18 +105,26 @@ impl<R: Message + Default> Decoder for BoundedDecoder<R> {
     type Error = Status;
 
     fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<R>, Status> {
-        // The message lies in one piece, so this sees all of it.
-        check_cost(self.cost, self.limit, buf.chunk())?;
-        let message = R::decode(buf).map_err(|error| {
-            // What the gRPC specification asks for.
-            Status::internal(format!("the message cannot be decoded: {error}"))
-        })?;
-        Ok(Some(message))
+        decode_bounded(self.cost, self.limit, buf).map(Some)
     }
 
     fn buffer_settings(&self) -> BufferSettings {
         BufferSettings::new(BUFFER, YIELD_THRESHOLD)
     }
+}
+
+/// Decodes a message if that takes at most `limit` bytes of memory.
+pub(super) fn decode_bounded<R: Message + Default>(
+    cost: Cost,
+    limit: usize,
+    message: impl Buf,
+) -> Result<R, Status> {
+    // The message lies in one piece, so this sees all of it.
+    check_cost(cost, limit, message.chunk())?;
+    R::decode(message).map_err(|error| {
+        // What the gRPC specification asks for.
+        Status::internal(format!("the message cannot be decoded: {error}"))
+    })
 }
 
 fn check_cost(cost: Cost, limit: usize, message: &[u8]) -> Result<(), Status> {

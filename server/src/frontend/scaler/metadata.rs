@@ -9,6 +9,7 @@ use dormouse_proto::externalscaler as pb;
 use tonic::Status;
 
 use crate::activity::LONGEST_WINDOW;
+use crate::config::parse_span;
 
 const KEYS: [&str; 6] = [
     "model",
@@ -175,7 +176,7 @@ where
 
 fn span(metadata: &HashMap<String, String>, key: &str) -> Result<Option<Duration>, Status> {
     let text = metadata.get(key);
-    text.map(|text| humantime::parse_duration(text).map_err(|error| wrong(key, text, &error)))
+    text.map(|text| parse_span(text).map_err(|error| wrong(key, text, &error)))
         .transpose()
 }
 

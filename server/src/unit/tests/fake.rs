@@ -211,10 +211,14 @@ impl Stop for FakeStop {
     }
 }
 
-#[derive(Debug)]
-struct NoFiles;
+/// Files that are not there, as large and as new as a test says.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FakeFiles {
+    pub(super) size: u64,
+    pub(super) changed: Arc<AtomicBool>,
+}
 
-impl Source for NoFiles {
+impl Source for FakeFiles {
     fn read(&self) -> Result<SourceModel, ServeError> {
         Ok(SourceModel {
             bytes: ModelBytes::in_memory(Vec::new(), Vec::new()),
@@ -222,11 +226,12 @@ impl Source for NoFiles {
             is_steady: false,
             file: None,
             files: Vec::new(),
+            is_current: self.is_current(),
         })
     }
 
     fn size(&self) -> u64 {
-        0
+        self.size
     }
 
     fn known_digests(&self, _: &DigestCache) -> Result<Option<SourceDigests>, ServeError> {
@@ -242,7 +247,7 @@ impl Source for NoFiles {
     }
 
     fn is_current(&self) -> bool {
-        true
+        !self.changed.load(Ordering::SeqCst)
     }
 
     fn warmup_file(&self, _: &str) -> Result<Vec<u8>, ServeError> {
@@ -262,6 +267,15 @@ impl Bench {
     }
 
     pub(super) fn with(change: impl FnOnce(&mut UnitDefaults)) -> Self {
+        Self::bounded(u64::MAX, 4, change)
+    }
+
+    /// With a memory budget, and so many loads at a time.
+    pub(super) fn bounded(
+        budget: u64,
+        loads: usize,
+        change: impl FnOnce(&mut UnitDefaults),
+    ) -> Self {
         let engine = Arc::new(FakeEngine::default());
         let clock = Clock::start();
         let mut defaults = UnitDefaults {
@@ -279,13 +293,13 @@ impl Bench {
             alarm: Alarm::spawn(clock).unwrap(),
             metrics: Metrics::new().unwrap(),
             slots: Mutex::new(RunSlots::new(SLOTS)),
-            loads: Arc::new(tokio::sync::Semaphore::new(4)),
+            loads: Arc::new(tokio::sync::Semaphore::new(loads)),
             in_flight: InFlight::new(ByteSize::mib(1)),
             activity: Activity::new(clock),
             events: Events::default(),
             wake: Wake {
                 preparation: None,
-                residency: Arc::new(Residency::new(u64::MAX, clock)),
+                residency: Arc::new(Residency::new(budget, clock)),
                 switches: Switches {
                     prepare: true,
                     overlap: true,
@@ -304,6 +318,15 @@ impl Bench {
 
     /// A unit that takes eight rows of one number each, alone unless `change` gives it batching.
     pub(super) fn unit(&self, change: impl FnOnce(&mut ModelSpec)) -> Arc<Unit> {
+        self.unit_of(FakeFiles::default(), change)
+    }
+
+    /// As [`Bench::unit`], of these files.
+    pub(super) fn unit_of(
+        &self,
+        files: FakeFiles,
+        change: impl FnOnce(&mut ModelSpec),
+    ) -> Arc<Unit> {
         let tensor = |name: &str| TensorSpec {
             name: name.into(),
             datatype: DataType::Int32,
@@ -333,7 +356,7 @@ impl Bench {
         Unit::new(UnitParts {
             id: ModelId::new("echo", 1),
             spec: Arc::new(spec),
-            source: Box::new(NoFiles),
+            source: Box::new(files),
             counters: Arc::default(),
             host: Arc::clone(&self.host),
         })
