@@ -1,10 +1,14 @@
-//! `dormouse-load`: measures live servers on this machine. Every measurement starts its own
-//! servers on loopback, ends by itself and prints ratios beside absolute figures. What is only
-//! simulated says so.
+//! `dormouse-load`: measures live servers. `run` drives any server of the v2 protocol; every other
+//! measurement starts its own servers on loopback and prints ratios beside absolute figures. All
+//! end by themselves. What is only simulated says so.
 
+mod bars;
+mod compare;
 mod density;
+mod drive;
 mod echo;
 mod give_back;
+mod hostile;
 mod live;
 mod many_models;
 mod models;
@@ -14,17 +18,25 @@ mod overload;
 mod pages;
 mod plain;
 mod process;
+mod repository;
+mod results;
+mod run;
 mod samples;
 mod simulate;
+mod soak;
 mod storm;
 mod table;
 mod trace;
 mod undisturbed;
+mod victim;
 mod wake;
 
-use clap::{Parser, Subcommand};
+use std::ffi::OsString;
 
-/// Measures Dormouse on this machine.
+use clap::{Parser, Subcommand};
+use dormouse_server::{activation::Activation, cli};
+
+/// Drives v2 servers, and measures Dormouse on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "dormouse-load", version)]
 struct Cli {
@@ -34,6 +46,18 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Drive any v2 server by a scenario, over gRPC or HTTP
+    Run(Box<run::RunArgs>),
+    /// Write a model repository for the scenarios
+    Repository(repository::RepositoryArgs),
+    /// Servers that users know, side by side on the same models with the same load (30 min)
+    Compare(compare::CompareArgs),
+    /// Write docs/results.md from the JSON of measurements
+    Results(results::ResultsArgs),
+    /// A mixed load with killed clients: memory's slope, exact counters (30 min)
+    Soak(soak::SoakArgs),
+    /// Flooded neighbours, slow clients, connection floods, no file descriptors left (4 min)
+    Hostile(hostile::HostileArgs),
     /// Cost of a request through gRPC, beside a bare echo service with the same messages
     Overhead(overhead::OverheadArgs),
     /// Goodput, refusals and recovery under many times the load that fits
@@ -57,6 +81,12 @@ enum Command {
     /// The independent sessions that `density` compares with
     #[command(hide = true)]
     PlainSessions(density::PlainSessionsArgs),
+    /// `dormouse serve` of the library that this program was built with, for tests
+    #[command(hide = true)]
+    Serve {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// The bare echo service that `overhead` compares with
     #[command(hide = true)]
     Echo,
@@ -65,6 +95,13 @@ enum Command {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
+        Command::Run(args) => run::run(*args).await,
+        Command::Repository(args) => repository::run(&args),
+        Command::Compare(args) => compare::run(args).await,
+        Command::Results(args) => results::run(args).await,
+        Command::Soak(args) => soak::run(args).await,
+        Command::Hostile(args) => hostile::run(args).await,
+        Command::Serve { arguments } => serve(arguments).await,
         Command::Overhead(args) => overhead::run(args).await,
         Command::Overload(args) => overload::run(args).await,
         Command::ManyModels(args) => many_models::run(args).await,
@@ -78,4 +115,11 @@ async fn main() -> anyhow::Result<()> {
         Command::PlainSessions(args) => density::run_plain_sessions(&args),
         Command::Echo => echo::serve().await,
     }
+}
+
+async fn serve(arguments: Vec<OsString>) -> ! {
+    let line = ["dormouse", "serve"].map(OsString::from);
+    let invocation = cli::parse(line.into_iter().chain(arguments));
+    let code = cli::run_to_exit_code(invocation, Activation::default()).await;
+    dormouse_server::process::exit_now(code)
 }

@@ -13,6 +13,7 @@ use serde::Deserialize;
 const GENERATE: &str = include_str!("../models/generate.py");
 const PACKAGES: [&str; 2] = ["onnx==1.22.0", "numpy==2.4.6"];
 const TINY: &[u8] = include_bytes!("../../server/tests/models/mlp.onnx");
+const IDENTITY: &[u8] = include_bytes!("../../server/tests/models/identity_fp32.onnx");
 
 /// What `generate.py` calls its models, the largest last.
 pub(crate) const NAMES: [&str; 9] = [
@@ -79,6 +80,19 @@ impl BenchModel {
         })
     }
 
+    /// A model that answers with its input.
+    pub(crate) fn identity(parent: &Path) -> Result<Self> {
+        let folder = parent.join("identity");
+        fs::create_dir_all(folder.join("1"))?;
+        fs::write(folder.join("1/model.onnx"), IDENTITY)?;
+        let tensor = Tensor::from_slice([1, 16], &[0.25f32; 16])?;
+        Ok(Self {
+            name: "identity".to_owned(),
+            folder,
+            inputs: vec![("INPUT".to_owned(), tensor)],
+        })
+    }
+
     /// The graph with its weights.
     pub(crate) fn file(&self) -> PathBuf {
         self.folder.join("1/model.onnx")
@@ -108,6 +122,15 @@ impl BenchModel {
             .with_context(|| format!("cannot link {} to it", target.display()))?;
         let config = fs::read_to_string(self.folder.join("config.pbtxt"))?;
         fs::write(model.join("config.pbtxt"), config + extra)?;
+        Ok(())
+    }
+
+    /// Puts a copy of the model into any `repository`, under its own name.
+    pub(crate) fn copy_to(&self, repository: &Path) -> Result<()> {
+        let model = repository.join(&self.name);
+        fs::create_dir_all(model.join("1"))?;
+        fs::copy(self.file(), model.join("1/model.onnx"))?;
+        fs::copy(self.folder.join("config.pbtxt"), model.join("config.pbtxt"))?;
         Ok(())
     }
 

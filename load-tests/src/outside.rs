@@ -119,7 +119,7 @@ pub(crate) async fn prepare_store(repository: &Path, store: &Path) -> Result<usi
         .arg(store)
         .arg("--onnxruntime-library")
         .arg(plain::library()?)
-        .arg("--output=json")
+        .arg("--format=json")
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output()

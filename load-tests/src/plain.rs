@@ -9,6 +9,8 @@ use std::slice;
 
 use anyhow::{Context, Result, bail, ensure};
 use dormouse_client::{DataType, Tensor};
+use dormouse_server::engine::Engine;
+use dormouse_server::engine::onnx::{OnnxEngine, OnnxOptions};
 use dormouse_server::runtime_library;
 use ort::sys;
 use sys::ONNXTensorElementDataType as Element;
@@ -53,10 +55,11 @@ unsafe impl Send for PlainRuntime {}
 unsafe impl Sync for PlainRuntime {}
 
 impl PlainRuntime {
-    /// Loads the library. Where a server of this process did so before, its environment is used.
+    /// Loads the library. The environment is the one that servers of this process use: a process
+    /// has one, and the server's has to be made first because it brings the shared thread pool.
     #[expect(unsafe_code, reason = "creates the environment through the C API")]
     pub(crate) fn load(library: &Path) -> Result<Self> {
-        drop(ort::init_from(library)?);
+        OnnxEngine::new(OnnxOptions::new(library))?.prepare()?;
         let api = ort::api();
         let mut env = ptr::null_mut();
         // SAFETY: the name lives for ever and `env` is a place for one pointer.

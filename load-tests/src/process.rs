@@ -19,8 +19,18 @@ use crate::pages::ProcessMemory;
 pub(crate) struct ServerProcess {
     child: Child,
     grpc: String,
+    http: Option<String>,
     metrics: Option<String>,
     pub(crate) started: Instant,
+}
+
+/// How a server is started, other than usual.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Launch {
+    /// Instead of the `dormouse` that was built together with this program.
+    pub(crate) program: Option<PathBuf>,
+    /// File descriptors that the process may have.
+    pub(crate) descriptors: Option<u32>,
 }
 
 impl ServerProcess {
@@ -54,14 +64,20 @@ impl ServerProcess {
         let mut server = Self {
             child,
             grpc: String::new(),
+            http: None,
             metrics: None,
             started,
         };
-        let with_metrics = args.iter().any(|arg| arg.as_ref() == "--metrics-port=0");
-        while server.grpc.is_empty() || (with_metrics && server.metrics.is_none()) {
+        let with = |flag: &str| args.iter().any(|arg| arg.as_ref() == flag);
+        let (with_http, with_metrics) = (with("--http-port=0"), with("--metrics-port=0"));
+        while server.grpc.is_empty()
+            || (with_http && server.http.is_none())
+            || (with_metrics && server.metrics.is_none())
+        {
             match receiver.recv_timeout(Duration::from_secs(30)) {
                 Ok(Ok((protocol, address))) => match protocol.as_str() {
                     "grpc" => server.grpc = address,
+                    "http" => server.http = Some(address),
                     "metrics" => server.metrics = Some(address),
                     _ => {}
                 },
@@ -79,7 +95,12 @@ impl ServerProcess {
 
     /// The `dormouse` that was built together with this program.
     pub(crate) fn binary() -> anyhow::Result<PathBuf> {
-        let binary = std::env::current_exe()?.with_file_name("dormouse");
+        let program = std::env::current_exe()?;
+        let mut binary = program.with_file_name("dormouse");
+        // Tests lie one folder deeper than programs.
+        if let Some(folder) = program.parent().filter(|folder| folder.ends_with("deps")) {
+            binary = folder.with_file_name("dormouse");
+        }
         ensure!(
             binary.exists(),
             "{} is missing: build it with `cargo build --release -p dormouse-server`",
@@ -90,7 +111,19 @@ impl ServerProcess {
 
     /// As [`ServerProcess::dormouse`] with further flags.
     pub(crate) fn dormouse_with(repository: &Path, flags: &[String]) -> anyhow::Result<Self> {
-        let binary = Self::binary()?;
+        Self::launch(&Launch::default(), repository, flags)
+    }
+
+    /// As [`ServerProcess::dormouse_with`], started in another way.
+    pub(crate) fn launch(
+        launch: &Launch,
+        repository: &Path,
+        flags: &[String],
+    ) -> anyhow::Result<Self> {
+        let binary = match &launch.program {
+            Some(program) => program.clone(),
+            None => Self::binary()?,
+        };
         let mut args: Vec<&OsStr> = vec![
             "serve".as_ref(),
             "--model-repository".as_ref(),
@@ -104,7 +137,29 @@ impl ServerProcess {
             "--log-format=json".as_ref(),
         ];
         args.extend(flags.iter().map(OsStr::new));
-        Self::start(&binary, &args)
+        let Some(descriptors) = launch.descriptors else {
+            return Self::start(&binary, &args);
+        };
+        // The shell lowers its own limit and becomes the server.
+        let script = format!("ulimit -n {descriptors} && exec \"$0\" \"$@\"");
+        let mut line: Vec<&OsStr> = vec!["-c".as_ref(), script.as_ref(), binary.as_ref()];
+        line.extend(args);
+        Self::start(Path::new("/bin/sh"), &line)
+    }
+
+    /// The process's id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where it serves gRPC.
+    pub(crate) fn grpc(&self) -> &str {
+        &self.grpc
+    }
+
+    /// Where it serves HTTP.
+    pub(crate) fn http(&self) -> Option<&str> {
+        self.http.as_deref()
     }
 
     /// Where it serves gRPC, as a URL.
@@ -252,11 +307,21 @@ impl Drop for ServerProcess {
     }
 }
 
+/// Ticks of the clock that `/proc` counts processor time in.
+pub(crate) fn ticks_per_second() -> u64 {
+    system_constant(libc::_SC_CLK_TCK).unwrap_or(100)
+}
+
+/// Bytes of a page of memory.
+pub(crate) fn page_size() -> u64 {
+    system_constant(libc::_SC_PAGESIZE).unwrap_or(4096)
+}
+
 #[expect(unsafe_code, reason = "libc's sysconf has no safe binding here")]
-fn ticks_per_second() -> u64 {
+fn system_constant(name: libc::c_int) -> Option<u64> {
     // SAFETY: `sysconf` reads a constant of the system.
-    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
-    u64::try_from(ticks).unwrap_or(100)
+    let value = unsafe { libc::sysconf(name) };
+    u64::try_from(value).ok()
 }
 
 #[cfg(test)]

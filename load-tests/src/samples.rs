@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
 use serde::ser::SerializeStruct;
+use serde::{Deserialize, Serialize};
 
 /// Values of one measure, in the order they were taken.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -41,6 +41,13 @@ impl Samples {
         }
     }
 
+    /// This one's values divided by the other's of the same repetition.
+    pub(crate) fn ratios(&self, other: &Self) -> Self {
+        let pairs = self.0.iter().zip(&other.0);
+        let ratios = pairs.map(|(ours, theirs)| ours / theirs);
+        Self(ratios.filter(|ratio| ratio.is_finite()).collect())
+    }
+
     /// `12.3 (11.9–14.0)`, or a dash without values.
     pub(crate) fn cell(&self) -> String {
         match (self.median(), self.min(), self.max()) {
@@ -60,6 +67,16 @@ impl Serialize for Samples {
         out.serialize_field("max", &self.max())?;
         out.serialize_field("values", &self.0)?;
         out.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Samples {
+    fn deserialize<D: serde::Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Document {
+            values: Vec<f64>,
+        }
+        Ok(Self(Document::deserialize(input)?.values))
     }
 }
 
@@ -87,6 +104,9 @@ mod tests {
             serde_json::to_string(&Samples(vec![2.0])).unwrap(),
             r#"{"median":2.0,"min":2.0,"max":2.0,"values":[2.0]}"#
         );
+        let read: Samples =
+            serde_json::from_value(serde_json::to_value(&samples).unwrap()).unwrap();
+        assert_eq!(read, samples);
     }
 
     #[test]
@@ -96,5 +116,15 @@ mod tests {
         assert_eq!(two.over(&Samples::default()), None);
         assert_eq!(two.over(&Samples(vec![0.0])), None);
         assert_eq!(times(None), "–");
+    }
+
+    #[test]
+    fn ratios_pair_what_was_measured_in_one_round() {
+        // A machine that is twice as fast in the second round leaves ratios as they are.
+        let ours = Samples(vec![10.0, 20.0]);
+        let theirs = Samples(vec![5.0, 10.0]);
+        assert_eq!(ours.ratios(&theirs).0, [2.0, 2.0]);
+        assert_eq!(ours.ratios(&Samples(vec![0.0, 4.0])).0, [5.0]);
+        assert_eq!(ours.ratios(&Samples::default()).0, [0.0; 0]);
     }
 }

@@ -21,6 +21,10 @@ const STAYS_WARM: [&str; 2] = ["--keep-alive=forever", "--park-after=never"];
 /// Warm runs per repetition, of which the middle one counts.
 const WARM_RUNS: usize = 3;
 
+/// Turns of each side within a repetition of the steady-state comparison: what slows the machine
+/// down for a while then meets both.
+const TURNS: usize = 3;
+
 /// How long a background preparation is waited for; some models have none.
 const PREPARATION: Duration = Duration::from_secs(90);
 
@@ -45,8 +49,6 @@ impl Bench {
             store: scratch.join("store"),
             flags: Vec::new(),
         };
-        // The server's environment has to be the first: it brings the shared thread pool.
-        Live::start(&options).await?.stop().await;
         Ok(Self {
             model: model.clone(),
             options,
@@ -294,8 +296,9 @@ impl Bench {
                 break;
             }
         }
+        let seconds = seconds / TURNS as u32;
         quiet().await?;
-        for _ in 0..repetitions {
+        for _ in 0..repetitions * TURNS {
             let model = self.model.clone();
             let (returned, rate) = blocking(move || {
                 let (mut runs, started) = (0u32, Instant::now());

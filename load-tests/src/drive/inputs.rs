@@ -1,0 +1,258 @@
+//! What requests carry: random tensors that fit a model's signature, or recorded ones.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use dormouse_client::{DataType, Tensor};
+use half::{bf16, f16};
+
+use super::check::Expected;
+use super::connect::{Call, Connected, InputSpec, Prepared, header_tensors, tensors_from_json};
+use super::dice::Dice;
+use super::scenario::{Dimension, ModelLoad};
+
+/// Random requests of one model may take this many bytes together.
+const MOST_BYTES: usize = 256 << 20;
+/// Elements of one random tensor.
+const MOST_ELEMENTS: usize = 256 << 20;
+
+/// A request that is ready to be sent, with what is known of its answer.
+#[derive(Clone, Debug)]
+pub(crate) struct ReadyRequest {
+    pub(crate) prepared: Prepared,
+    pub(crate) expected: Option<Arc<Expected>>,
+}
+
+/// The requests of a model: one recorded, or a few random ones.
+pub(crate) async fn requests(
+    load: &ModelLoad,
+    server: &Connected,
+    dice: &mut Dice,
+) -> Result<Vec<ReadyRequest>> {
+    let call = |inputs| Call {
+        model: load.name.clone(),
+        version: load.version.clone(),
+        inputs,
+        deadline: load.deadline,
+    };
+    if let Some(path) = &load.recorded {
+        let inputs = recorded(path, "request", "inputs")?;
+        let expected = match &load.expected {
+            Some(path) => {
+                let outputs = recorded(path, "response", "outputs")?;
+                Some(Arc::new(Expected::new(outputs, load.tolerance)))
+            }
+            None => None,
+        };
+        let prepared = server.prepare(&call(inputs))?;
+        return Ok(vec![ReadyRequest { prepared, expected }]);
+    }
+    let specs = server.inputs(&load.name, &load.version).await?;
+    ensure!(
+        !specs.is_empty(),
+        "the server tells no inputs of model '{}': a recorded request is needed",
+        load.name
+    );
+    for name in load.shapes.keys().chain(load.values.keys()) {
+        ensure!(
+            specs.iter().any(|spec| spec.name == *name),
+            "model '{}' has no input '{name}'; it has {}",
+            load.name,
+            names(&specs)
+        );
+    }
+    let mut bytes = 0usize;
+    let mut requests = Vec::new();
+    while requests.len() < load.variants && (requests.is_empty() || bytes < MOST_BYTES) {
+        let mut inputs = Vec::with_capacity(specs.len());
+        for spec in &specs {
+            let tensor = random(load, spec, dice)
+                .with_context(|| format!("input '{}' of model '{}'", spec.name, load.name))?;
+            bytes = bytes.saturating_add(tensor.data().len());
+            inputs.push((spec.name.clone(), tensor));
+        }
+        requests.push(ReadyRequest {
+            prepared: server.prepare(&call(inputs))?,
+            expected: None,
+        });
+    }
+    Ok(requests)
+}
+
+/// Tensors from a v2 JSON file, or from a folder with `NAME.json` and `NAME.bin`.
+pub(crate) fn recorded(path: &Path, name: &str, key: &str) -> Result<Vec<(String, Tensor)>> {
+    let read = |path: &Path| {
+        std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let tensors = if path.is_dir() {
+        let data = read(&path.join(format!("{name}.bin")))?;
+        let document = read(&path.join(format!("{name}.json")))?;
+        header_tensors(&document, data.into(), key)
+    } else {
+        tensors_from_json(&read(path)?, Bytes::new(), key)
+    };
+    tensors.with_context(|| format!("cannot use {}", path.display()))
+}
+
+/// A random tensor that fits.
+fn random(load: &ModelLoad, spec: &InputSpec, dice: &mut Dice) -> Result<Tensor> {
+    let shape = shape(spec, load.shapes.get(&spec.name), dice)?;
+    let elements = shape
+        .iter()
+        .try_fold(1usize, |product, &dim| {
+            product.checked_mul(usize::try_from(dim).ok()?)
+        })
+        .filter(|&elements| elements <= MOST_ELEMENTS)
+        .with_context(|| format!("a tensor of shape {shape:?} is too large"))?;
+    let range = load.values.get(&spec.name);
+    let whole = |dice: &mut Dice, usual: [f64; 2]| {
+        let [from, to] = *range.unwrap_or(&usual);
+        (from + dice.fraction() * (to - from + 1.0)).floor().min(to)
+    };
+    let real = |dice: &mut Dice| {
+        let [from, to] = *range.unwrap_or(&[0.0, 1.0]);
+        from + dice.fraction() * (to - from)
+    };
+    macro_rules! tensor {
+        ($draw:expr) => {{
+            let values: Vec<_> = (0..elements).map(|_| $draw).collect();
+            Tensor::from_vec(shape, values)
+        }};
+    }
+    // A number beyond the type becomes its nearest one.
+    let tensor = match spec.datatype {
+        DataType::Bool => tensor!(dice.next() & 1 == 1),
+        DataType::Uint8 => tensor!(whole(dice, [0.0, 255.0]) as u8),
+        DataType::Int8 => tensor!(whole(dice, [-128.0, 127.0]) as i8),
+        DataType::Uint16 => tensor!(whole(dice, [0.0, 255.0]) as u16),
+        DataType::Uint32 => tensor!(whole(dice, [0.0, 255.0]) as u32),
+        DataType::Uint64 => tensor!(whole(dice, [0.0, 255.0]) as u64),
+        DataType::Int16 => tensor!(whole(dice, [0.0, 255.0]) as i16),
+        DataType::Int32 => tensor!(whole(dice, [0.0, 255.0]) as i32),
+        DataType::Int64 => tensor!(whole(dice, [0.0, 255.0]) as i64),
+        DataType::Fp16 => tensor!(f16::from_f64(real(dice))),
+        DataType::Bf16 => tensor!(bf16::from_f64(real(dice))),
+        DataType::Fp32 => tensor!(real(dice) as f32),
+        DataType::Fp64 => tensor!(real(dice)),
+        DataType::Bytes => {
+            let words: Vec<String> = (0..elements)
+                .map(|_| {
+                    let length = whole(dice, [8.0, 8.0]) as usize;
+                    (0..length)
+                        .map(|_| char::from(b'a' + dice.below(26) as u8))
+                        .collect()
+                })
+                .collect();
+            Tensor::bytes(shape, words)
+        }
+    };
+    Ok(tensor?)
+}
+
+/// The sizes of an input: the model's, and for those it leaves open the scenario's, else 1.
+fn shape(spec: &InputSpec, given: Option<&Vec<Dimension>>, dice: &mut Dice) -> Result<Vec<i64>> {
+    let Some(given) = given else {
+        return Ok(spec
+            .shape
+            .iter()
+            .map(|&dim| if dim < 0 { 1 } else { dim })
+            .collect());
+    };
+    ensure!(
+        given.len() == spec.shape.len(),
+        "the scenario gives {} dimensions, the model has {:?}",
+        given.len(),
+        spec.shape
+    );
+    let mut shape = Vec::with_capacity(given.len());
+    for (dimension, &wanted) in given.iter().zip(&spec.shape) {
+        let size = dimension.draw(dice);
+        if wanted >= 0 && size != wanted {
+            bail!("the scenario gives {size} where the model has {wanted}");
+        }
+        shape.push(size);
+    }
+    Ok(shape)
+}
+
+fn names(specs: &[InputSpec]) -> String {
+    let names: Vec<_> = specs.iter().map(|spec| spec.name.as_str()).collect();
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(datatype: DataType, shape: &[i64]) -> InputSpec {
+        InputSpec {
+            name: "x".to_owned(),
+            datatype,
+            shape: shape.to_vec(),
+        }
+    }
+
+    #[test]
+    fn every_datatype_has_random_tensors() {
+        let mut dice = Dice::new(1, 0);
+        let load = ModelLoad::named("m");
+        for datatype in DataType::ALL {
+            let tensor = random(&load, &spec(datatype, &[-1, 3]), &mut dice).unwrap();
+            assert_eq!(tensor.shape(), [1, 3]);
+            assert_eq!(tensor.datatype(), datatype);
+        }
+    }
+
+    #[test]
+    fn values_stay_within_their_range_and_reach_its_ends() {
+        let mut dice = Dice::new(1, 0);
+        let mut load = ModelLoad::named("m");
+        load.values.insert("x".to_owned(), [3.0, 5.0]);
+        let tensor = random(&load, &spec(DataType::Int64, &[1000]), &mut dice).unwrap();
+        let mut values = tensor.to_vec::<i64>().unwrap();
+        values.sort_unstable();
+        values.dedup();
+        assert_eq!(values, [3, 4, 5]);
+        let tensor = random(&load, &spec(DataType::Bytes, &[100]), &mut dice).unwrap();
+        let words = tensor.strings().unwrap();
+        assert!(words.iter().all(|word| (3..=5).contains(&word.len())));
+    }
+
+    #[test]
+    fn open_dimensions_follow_the_scenario_and_closed_ones_the_model() {
+        let mut dice = Dice::new(1, 0);
+        let given = vec![Dimension::Fixed(2), Dimension::Range(4, 6)];
+        for _ in 0..20 {
+            let drawn = shape(&spec(DataType::Fp32, &[-1, -1]), Some(&given), &mut dice).unwrap();
+            assert_eq!(drawn[0], 2);
+            assert!((4..=6).contains(&drawn[1]));
+        }
+        let check = |wanted: &[i64], words: &str| {
+            let mut dice = Dice::new(1, 0);
+            let error = shape(&spec(DataType::Fp32, wanted), Some(&given), &mut dice);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        check(&[3, -1], "gives 2 where the model has 3");
+        check(&[-1], "gives 2 dimensions");
+    }
+
+    #[test]
+    fn recorded_tensors_are_read_from_files_and_folders() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("one.json");
+        let document = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1,2]}]}"#;
+        std::fs::write(&file, document).unwrap();
+        let tensors = recorded(&file, "request", "inputs").unwrap();
+        assert_eq!(tensors[0].1.to_vec::<f32>().unwrap(), [1.0, 2.0]);
+        let described = r#"{"inputs":[{"name":"x","datatype":"UINT8","shape":[2]}]}"#;
+        std::fs::write(folder.path().join("request.json"), described).unwrap();
+        std::fs::write(folder.path().join("request.bin"), [7, 8]).unwrap();
+        let tensors = recorded(folder.path(), "request", "inputs").unwrap();
+        assert_eq!(tensors[0].1.to_vec::<u8>().unwrap(), [7, 8]);
+        let error = recorded(&folder.path().join("none.json"), "request", "inputs");
+        assert!(format!("{:#}", error.unwrap_err()).contains("none.json"));
+    }
+}

@@ -1,0 +1,106 @@
+//! More connections than the server has file descriptors.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use super::{HostileArgs, Shown, greets};
+use crate::bars::Bar;
+use crate::drive;
+use crate::drive::progress::Progress;
+use crate::drive::scenario::Scenario;
+use crate::victim::{Guest, Victim};
+
+const MODEL: &str = "mlp";
+/// How long the server is without descriptors: not as long as it takes to close idle connections.
+const HOLD: Duration = Duration::from_secs(6);
+const RECOVERY: Duration = Duration::from_secs(5);
+
+pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
+    let mut shown = Shown::new("descriptors");
+    let limit = args.descriptors;
+    let victim = Victim::start(&args.server, &["--keep-alive=forever"], Some(limit)).await?;
+    let grpc = Guest::new(victim.grpc(), MODEL);
+    let http = Guest {
+        // One connection, which is there before.
+        outstanding: 1,
+        ..Guest::new(victim.http()?, MODEL)
+    };
+    let (before, http_before) = (grpc.usual().await?, http.usual().await?);
+    let (grpc, http) = (grpc.stay(), http.stay());
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    // Those that find no room stay in the system's queue, connected as far as they know.
+    let mut sockets = Vec::new();
+    for _ in 0..limit {
+        for address in [victim.grpc_address(), victim.http_address()?] {
+            let connecting = TcpStream::connect(address);
+            let connected = tokio::time::timeout(Duration::from_secs(2), connecting).await;
+            if let Ok(Ok(socket)) = connected {
+                sockets.push(socket);
+            }
+        }
+    }
+    let started = Instant::now();
+    let mut most = 0;
+    while started.elapsed() < HOLD {
+        most = most.max(open_descriptors(victim.pid())?);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    shown.client(
+        "a gRPC client that was there",
+        &before,
+        grpc.finish().await?,
+    );
+    shown.client(
+        "an HTTP client that was there",
+        &http_before,
+        http.finish().await?,
+    );
+    shown.bar(Bar::new(
+        "file descriptors in use",
+        format!("all but a few of {limit}"),
+        most.to_string(),
+        most + 4 >= limit as usize,
+    ));
+    let ended = Instant::now();
+    drop(sockets);
+    let http_address = victim.http_address()?;
+    let recovered = loop {
+        if greets(http_address).await && answers_newcomers(&victim).await {
+            break Some(ended.elapsed());
+        }
+        if ended.elapsed() > RECOVERY * 6 {
+            break None;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    shown.bar(Bar::new(
+        "new clients served again within",
+        format!("{RECOVERY:?}"),
+        recovered.map_or_else(|| "never".to_owned(), |after| format!("{after:.1?}")),
+        recovered.is_some_and(|after| after <= RECOVERY),
+    ));
+    Ok(shown)
+}
+
+/// Whether a new gRPC connection gets answers.
+async fn answers_newcomers(victim: &Victim) -> bool {
+    let mut scenario = Scenario::closed(MODEL, &[1]);
+    scenario.connections = 1;
+    scenario.warmup = Duration::ZERO;
+    scenario.duration = Duration::from_millis(100);
+    scenario.window = Duration::from_millis(100);
+    let (progress, _stopper) = Progress::silent();
+    let target = victim.grpc();
+    let asking = drive::run(&scenario, &target, &progress);
+    let outcome = tokio::time::timeout(RECOVERY, asking).await;
+    matches!(outcome, Ok(Ok(outcome)) if !outcome.any_failed())
+}
+
+fn open_descriptors(pid: u32) -> Result<usize> {
+    let folder = format!("/proc/{pid}/fd");
+    let entries = std::fs::read_dir(&folder).with_context(|| format!("cannot list {folder}"))?;
+    Ok(entries.count())
+}

@@ -1,0 +1,46 @@
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::{all_met, verdict};
+
+/// What depends on what else the machine does.
+const TIMES: [&str; 3] = ["p99 of", "closed within", "served again within"];
+
+/// How many connections the server has hung up on.
+fn closed(verdict: &Value) -> Option<usize> {
+    let seconds = verdict["figures"][0]["closed_after_seconds"].as_array()?;
+    Some(seconds.len())
+}
+
+#[test]
+fn a_quiet_model_is_served_beside_a_flooded_one() -> Result<()> {
+    let verdict = verdict(&["hostile", "flood", "--duration", "1s"])?;
+    all_met(&verdict, &TIMES)
+}
+
+#[test]
+fn slow_clients_are_hung_up_on_and_others_served() -> Result<()> {
+    let arguments = ["hostile", "slow", "--connections", "40", "--wait", "16s"];
+    let verdict = verdict(&arguments)?;
+    all_met(&verdict, &TIMES)?;
+    // Bodies have more time.
+    ensure!(closed(&verdict) >= Some(4), "{verdict:#}");
+    Ok(())
+}
+
+#[test]
+fn idle_connections_are_closed_and_others_served() -> Result<()> {
+    let verdict = verdict(&["hostile", "connections", "--connections", "80"])?;
+    all_met(&verdict, &TIMES)?;
+    ensure!(closed(&verdict) == Some(80), "{verdict:#}");
+    Ok(())
+}
+
+#[test]
+fn a_server_without_file_descriptors_goes_on_and_recovers() -> Result<()> {
+    let verdict = verdict(&["hostile", "descriptors"])?;
+    all_met(&verdict, &TIMES)?;
+    let bars = verdict["bars"].as_array().context("no bars")?;
+    ensure!(bars.iter().all(|bar| bar["found"] != "never"), "{bars:#?}");
+    Ok(())
+}
