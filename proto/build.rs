@@ -8,6 +8,7 @@ use prost::Message;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=inference");
     println!("cargo::rerun-if-changed=keda");
+    println!("cargo::rerun-if-changed=otlp");
     let descriptors = protox::compile(
         ["inference/grpc_service.proto", "keda/externalscaler.proto"],
         ["."],
@@ -18,5 +19,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // Tensors stay views of the received message instead of being copied out of it.
         .bytes(".")
         .compile_fds(descriptors)?;
+    // Apart: this is what the server sends, not what it answers, so reflection does not know it.
+    let sent = protox::compile(["otlp/trace.proto"], ["."])?;
+    tonic_prost_build::configure()
+        .build_server(false)
+        .compile_fds(sent)?;
     Ok(())
 }

@@ -14,12 +14,15 @@ use dormouse_model_store::store::DigestCache;
 use dormouse_server::activity::Activity;
 use dormouse_server::alarm::Alarm;
 use dormouse_server::clock::Clock;
+use dormouse_server::config::IsolationConfig;
+use dormouse_server::engine::onnx::OnnxOptions;
 use dormouse_server::engine::{
     Engine, EngineError, ModelBytes, Session, SessionTensor, Stop, StopHandle,
 };
 use dormouse_server::error::ServeError;
 use dormouse_server::events::Events;
 use dormouse_server::host::{Host, InFlight, UnitDefaults};
+use dormouse_server::isolation::Isolation;
 use dormouse_server::metrics::Metrics;
 use dormouse_server::preparation::SourceDigests;
 use dormouse_server::priority::Background;
@@ -37,15 +40,24 @@ use crate::requests::{self, MODEL};
 /// Starts a service whose one model is awake. To be called on the runtime that serves.
 pub(crate) async fn service() -> anyhow::Result<Service> {
     let clock = Clock::start();
+    let engine: Arc<dyn Engine> = Arc::new(Echo);
+    let metrics = Metrics::new()?;
     let host = Arc::new(Host {
         clock,
-        engine: Arc::new(Echo),
+        isolation: Isolation::new(
+            IsolationConfig::default(),
+            OnnxOptions::new(""),
+            Arc::clone(&engine),
+            metrics.clone(),
+        ),
+        engine,
         alarm: Alarm::spawn(clock)?,
-        metrics: Metrics::new()?,
+        metrics,
         slots: Mutex::new(RunSlots::new(64)),
         loads: Arc::new(Semaphore::new(1)),
         in_flight: InFlight::new(ByteSize::mib(64)),
         activity: Activity::new(clock),
+        tracer: None,
         events: Events::default(),
         wake: Wake {
             preparation: None,
@@ -117,6 +129,10 @@ impl Source for NoFiles {
         _: &DigestCache,
         _: Option<&[FileIdentity]>,
     ) -> Result<SourceDigests, ServeError> {
+        Ok(Vec::new())
+    }
+
+    fn initial_state_file(&self, _: &str) -> Result<Vec<u8>, ServeError> {
         Ok(Vec::new())
     }
 

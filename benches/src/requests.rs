@@ -112,5 +112,6 @@ pub(crate) fn response() -> InferResponse {
             },
         )],
         cold_start: None,
+        placed: None,
     }
 }

@@ -13,7 +13,7 @@ use crate::drive::report;
 use crate::drive::scenario::{
     Arrivals, Bursts, Cancel, MadeCold, Mode, ModelLoad, Scenario, TraceSource,
 };
-use crate::drive::target::{DataForm, Protocol, Target};
+use crate::drive::target::{DataForm, Protocol, Target, Token};
 
 /// Drives any server of the KServe v2 protocol, Dormouse or not, over gRPC or HTTP.
 ///
@@ -24,7 +24,7 @@ pub(crate) struct RunArgs {
     /// Scenario (TOML); those that come with the program are in load-tests/scenarios
     #[arg(value_name = "SCENARIO.toml")]
     scenario: Option<PathBuf>,
-    /// Server, as grpc://HOST:PORT or http://HOST:PORT
+    /// Server, as grpc://HOST:PORT or http://HOST:PORT; grpcs:// and https:// are over TLS
     #[arg(long, default_value = "grpc://127.0.0.1:8001")]
     url: String,
     /// What the server speaks there, where the URL does not say
@@ -36,6 +36,17 @@ pub(crate) struct RunArgs {
     /// Header or metadata sent with every request; may be given several times
     #[arg(long, value_name = "NAME=VALUE")]
     header: Vec<String>,
+    /// Token that the server knows us by; written nowhere
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "DORMOUSE_TOKEN",
+        hide_env_values = true
+    )]
+    token: Option<Token>,
+    /// Authorities (PEM) to trust instead of the public ones
+    #[arg(long, value_name = "FILE", env = "DORMOUSE_TLS_CA")]
+    tls_ca: Option<PathBuf>,
     /// Allow servers on other machines
     #[arg(long)]
     allow_remote: bool,
@@ -256,6 +267,8 @@ pub(crate) async fn run(args: RunArgs) -> Result<()> {
     target.data = args.data;
     target.allow_remote = args.allow_remote;
     target.pid = args.pid;
+    target.token = args.token;
+    target.tls_ca = args.tls_ca;
     for header in &args.header {
         let (name, value) = header
             .split_once('=')

@@ -46,6 +46,10 @@ struct StormFigures {
     single: Samples,
     first: Samples,
     last: Samples,
+    /// Of the first answer, as the server saw it: its load, and its wait and run from its arrival.
+    first_load: Samples,
+    first_waited: Samples,
+    first_run: Samples,
     loads: Vec<f64>,
     errors: Vec<String>,
     store: String,
@@ -120,7 +124,8 @@ async fn storm(server: &Outside, model: &BenchModel, figures: &mut StormFigures)
             // Fails only when the sender is gone, which outlives the calls.
             let _ = released.wait_for(Option::is_some).await;
             let started = (*released.borrow()).unwrap_or_else(Instant::now);
-            client.infer(request).await.map(|_| started.elapsed())
+            let response = client.infer(request).await?;
+            anyhow::Ok((started.elapsed(), response.timing().cloned()))
         });
     }
     server.quiet().await?;
@@ -129,13 +134,20 @@ async fn storm(server: &Outside, model: &BenchModel, figures: &mut StormFigures)
     let mut answered = Vec::new();
     while let Some(call) = calls.join_next().await {
         match call? {
-            Ok(took) => answered.push(took),
+            Ok(answer) => answered.push(answer),
             Err(error) => figures.errors.push(error.to_string()),
         }
     }
-    if let (Some(&first), Some(&last)) = (answered.iter().min(), answered.iter().max()) {
-        figures.first.push_millis(first);
-        figures.last.push_millis(last);
+    answered.sort_by_key(|(took, _)| *took);
+    if let (Some((first, cold)), Some((last, _))) = (answered.first(), answered.last()) {
+        figures.first.push_millis(*first);
+        figures.last.push_millis(*last);
+        if let Some(cold) = cold {
+            let request = cold.request.unwrap_or_default();
+            figures.first_load.push_millis(cold.total);
+            figures.first_waited.push_millis(request.waited);
+            figures.first_run.push_millis(request.run);
+        }
     }
     let loads = server.metric("dormouse_loads_total", &[]).await? - before;
     figures.loads.push(loads);
@@ -160,6 +172,7 @@ fn report(figures: &StormFigures, json: bool) -> Result<()> {
             "single wake",
             "first answer",
             "first/single",
+            "its load, wait, run",
             "last answer",
             "loads per storm",
             "errors",
@@ -168,6 +181,12 @@ fn report(figures: &StormFigures, json: bool) -> Result<()> {
             figures.single.cell(),
             figures.first.cell(),
             times(figures.first.over(&figures.single)),
+            [
+                figures.first_load.cell(),
+                figures.first_waited.cell(),
+                figures.first_run.cell(),
+            ]
+            .join(", "),
             figures.last.cell(),
             Samples(figures.loads.clone()).cell(),
             figures.errors.len().to_string(),

@@ -10,9 +10,12 @@ pub mod resolve;
 pub mod text;
 pub mod versions;
 
+mod made;
 mod parameters;
+mod ragged;
 mod scheduling;
 mod schema;
+mod sequence;
 mod suggest;
 mod tensors;
 mod unsupported;
@@ -20,6 +23,6 @@ mod warmup;
 
 pub use self::complete::AutoComplete;
 pub use self::error::{ConfigError, ConfigSyntaxError};
-pub use self::parameters::weights_file;
+pub use self::parameters::{is_eager, weights_file};
 pub use self::resolve::{ConfigDefaults, ResolveInput, resolve};
 pub use self::versions::select_versions;

@@ -1,11 +1,13 @@
-//! A folder of models on disk. Everything is opened beneath one directory handle, so that no name,
-//! link or rename leads out of it; symbolic links inside it work.
+//! A folder of models on disk, or elsewhere. On disk everything is opened beneath one directory
+//! handle, so that no name, link or rename leads out of it; symbolic links inside it work.
 
 mod beneath;
 mod fingerprint;
 mod folder;
 mod graph_file;
 mod model_dir;
+mod remote;
+mod tree;
 mod weights;
 
 use std::io;
@@ -25,6 +27,7 @@ pub use fingerprint::{FileStamp, Fingerprint};
 pub use folder::{FileIdentity, OpenFile};
 pub use graph_file::{Examined, GraphFile, LoadedGraph, WholeFile};
 pub use model_dir::{MAX_CONFIG_BYTES, ModelDir};
+pub use remote::{FetchError, LocalCopy, RemoteFile, RemoteFiles, RemoteListing};
 
 /// Why something in a repository cannot be used. Paths in messages are relative to the repository.
 #[derive(Debug, thiserror::Error)]
@@ -86,6 +89,8 @@ pub enum RepositoryError {
     },
     #[error("{} cannot be given its weights: {cause}", shown(.path.as_bytes()))]
     Weights { path: String, cause: WeightsError },
+    #[error("{} cannot be fetched: {cause}", shown(.path.as_bytes()))]
+    Fetch { path: String, cause: FetchError },
     #[error("{} cannot be read: {cause}", shown(.path.as_bytes()))]
     Io { path: String, cause: io::Error },
 }
@@ -99,10 +104,16 @@ pub struct Listing {
     pub refused: Vec<(String, NameError)>,
 }
 
-/// A model repository, by the handle of its folder.
+/// A model repository, by the handle of its folder or by what lists and fetches its files.
 #[derive(Clone, Debug)]
 pub struct Repository {
-    root: Arc<Dir>,
+    root: Root,
+}
+
+#[derive(Clone, Debug)]
+enum Root {
+    Disk(Arc<Dir>),
+    Elsewhere(Arc<dyn RemoteFiles>),
 }
 
 impl Repository {
@@ -110,18 +121,29 @@ impl Repository {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, RepositoryError> {
         let root = Dir::open_root(path.as_ref())?;
         Ok(Self {
-            root: Arc::new(root),
+            root: Root::Disk(Arc::new(root)),
         })
+    }
+
+    /// A repository that is elsewhere.
+    pub fn elsewhere(files: Arc<dyn RemoteFiles>) -> Self {
+        Self {
+            root: Root::Elsewhere(files),
+        }
     }
 
     /// The models' names; looks at folder entries only, not into models.
     pub fn list(&self) -> Result<Listing, RepositoryError> {
+        let root = match &self.root {
+            Root::Disk(root) => root,
+            Root::Elsewhere(remote) => return Ok(remote.listing().names()),
+        };
         let mut listing = Listing::default();
-        for entry in self.root.entries()? {
+        for entry in root.entries()? {
             let folder = match entry.kind {
                 EntryKind::Folder => true,
                 EntryKind::Link => {
-                    matches!(self.root.kind(&entry.name), Ok(Some(EntryKind::Folder)))
+                    matches!(root.kind(&entry.name), Ok(Some(EntryKind::Folder)))
                 }
                 _ => false,
             };
@@ -148,7 +170,11 @@ impl Repository {
             name: name.to_owned(),
             cause,
         })?;
-        match Dir::open_below(&self.root, name) {
+        let root = match &self.root {
+            Root::Disk(root) => root,
+            Root::Elsewhere(files) => return remote::model_dir(files, name),
+        };
+        match Dir::open_below(root, name) {
             Ok(dir) => Ok(ModelDir::on_disk(name, dir)),
             Err(RepositoryError::NotFound { .. } | RepositoryError::NotAFolder { .. }) => {
                 Err(RepositoryError::ModelNotFound {

@@ -1,5 +1,8 @@
 //! What a model is, once its configuration has been read, completed and checked.
 
+mod ragged;
+mod sequence;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +10,11 @@ use std::time::Duration;
 use dormouse_core::datatype::DataType;
 use dormouse_core::shape::Shape;
 use dormouse_proto::inference as pb;
+
+pub use self::ragged::{BatchInputKind, BatchInputSpec, RaggedSpec};
+pub use self::sequence::{
+    ControlKind, ControlSpec, InitialState, Marks, SequenceSpec, SequenceStrategy, StateSpec,
+};
 
 /// One input or output as clients see it.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +28,9 @@ pub struct TensorSpec {
     /// An input that a request may leave out.
     pub optional: bool,
 }
+
+/// The labels of outputs' elements by index, by the output's name.
+pub type OutputLabels = BTreeMap<Arc<str>, Arc<[Box<str>]>>;
 
 /// When a full queue or an expired wait refuses a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,6 +132,8 @@ pub struct LifecycleSpec {
     pub park_after: Option<Option<Duration>>,
     /// `dormouse.load`: `eager` loads at start-up.
     pub eager: bool,
+    /// `dormouse.isolation`: `process` has the model run in a process of its own.
+    pub isolated: bool,
 }
 
 /// A model's configuration, complete and checked: what the server needs to know about it.
@@ -136,6 +149,10 @@ pub struct ModelSpec {
     pub max_batch_size: u32,
     /// How requests wait and which of them share a run; absent: they wait in one plain queue.
     pub batching: Option<DynamicBatchingSpec>,
+    /// Present when requests come in sequences; then `batching` is absent.
+    pub sequence: Option<SequenceSpec>,
+    /// Present when requests of different shapes share a run.
+    pub ragged: Option<Arc<RaggedSpec>>,
     /// Whether rows of several requests may share a run. False without batching, and for a graph
     /// whose rows influence each other: its queue rules in `batching` hold all the same.
     pub runs_rows_together: bool,
@@ -147,6 +164,8 @@ pub struct ModelSpec {
     pub decoupled: bool,
     /// File or directory name of the graph inside a version's folder.
     pub model_filename: String,
+    /// The labels of outputs' elements, by the output's name.
+    pub labels: OutputLabels,
     /// What was read but cannot apply here, each a sentence that names its field.
     pub warnings: Vec<String>,
 }

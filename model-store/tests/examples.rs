@@ -6,6 +6,7 @@ use dormouse_core::datatype::DataType;
 use dormouse_model_store::config::{ConfigDefaults, ResolveInput, resolve, text};
 use dormouse_model_store::graph::{GraphSummary, GraphTensor, GraphType};
 use dormouse_proto::inference as pb;
+use pb::model_config::SchedulingChoice;
 
 /// A graph that has just the tensors that the configuration names.
 fn graph_for(config: &pb::ModelConfig) -> GraphSummary {
@@ -17,12 +18,19 @@ fn graph_for(config: &pb::ModelConfig) -> GraphSummary {
         ),
         dims: Some(std::iter::once(-1).chain(dims.iter().copied()).collect()),
     };
-    GraphSummary {
+    let mut graph = GraphSummary {
         ir_version: 10,
         inputs: config
             .input
             .iter()
-            .map(|input| tensor(&input.name, input.data_type(), &input.dims))
+            .map(|input| {
+                let dims = if input.allow_ragged_batch {
+                    &[]
+                } else {
+                    &input.dims[..]
+                };
+                tensor(&input.name, input.data_type(), dims)
+            })
             .collect(),
         outputs: config
             .output
@@ -30,7 +38,26 @@ fn graph_for(config: &pb::ModelConfig) -> GraphSummary {
             .map(|output| tensor(&output.name, output.data_type(), &output.dims))
             .collect(),
         ..GraphSummary::default()
+    };
+    for made in &config.batch_input {
+        let targets = made.target_name.iter();
+        let targets = targets.map(|name| tensor(name, made.data_type(), &[]));
+        graph.inputs.extend(targets);
     }
+    if let Some(SchedulingChoice::SequenceBatching(batching)) = &config.scheduling_choice {
+        for control in &batching.control_input {
+            let mark = tensor(&control.name, pb::DataType::TypeInt32, &[1]);
+            graph.inputs.push(mark);
+        }
+        for state in &batching.state {
+            let (datatype, dims) = (state.data_type(), &state.dims);
+            graph.inputs.push(tensor(&state.input_name, datatype, dims));
+            graph
+                .outputs
+                .push(tensor(&state.output_name, datatype, dims));
+        }
+    }
+    graph
 }
 
 #[test]

@@ -20,5 +20,15 @@ pub mod externalscaler {
     tonic::include_proto!("externalscaler");
 }
 
+/// OpenTelemetry's protocol, as far as it carries spans.
+pub mod otlp {
+    #![allow(
+        missing_docs,
+        clippy::all,
+        reason = "generated code; `allow` because what it triggers changes with the generator"
+    )]
+    tonic::include_proto!("opentelemetry.proto.collector.trace.v1");
+}
+
 /// The descriptors of every message, for server reflection and for parsing `config.pbtxt`.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/inference.bin"));

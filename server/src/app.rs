@@ -18,12 +18,17 @@ use crate::config::{Config, ControlMode, ListenConfig};
 use crate::engine::{Engine, EngineError};
 use crate::error::ServeError;
 use crate::events::EventKind;
+use crate::extensions::Extensions;
 use crate::frontend::grpc::{self, GrpcOptions};
 use crate::frontend::http::{self, HttpLimits};
 use crate::frontend::listen::{self, ListenOptions};
+use crate::frontend::management;
+use crate::guard::{Guard, GuardError, Listener};
 use crate::host::Host;
+use crate::metrics::Metrics;
 use crate::runtime_library;
 use crate::service::{LoadOverrides, Readiness, Service};
+use crate::spans::{Exporter, ExporterError};
 use crate::wake;
 use crate::webhook::{WebhookError, Webhooks};
 
@@ -42,6 +47,10 @@ pub enum StartError {
     },
     #[error(transparent)]
     Sockets(#[from] ActivationError),
+    #[error(transparent)]
+    Guard(#[from] GuardError),
+    #[error(transparent)]
+    Grpc(#[from] grpc::GrpcError),
     #[error("cannot use a webhook: {0}")]
     Webhook(#[from] WebhookError),
     #[error(transparent)]
@@ -50,10 +59,12 @@ pub enum StartError {
     Engine(EngineError),
     #[error("{0}")]
     Repository(ServeError),
-    #[error("model '{model}' was to be loaded at start-up: {source}")]
+    #[error("model '{model}' was to be loaded at start-up")]
     Model { model: String, source: ServeError },
     #[error("cannot start a thread")]
     Thread(#[from] io::Error),
+    #[error("cannot send spans: {0}")]
+    Spans(#[from] ExporterError),
     #[error("cannot set up metrics")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),
 }
@@ -64,9 +75,11 @@ pub struct Server {
     service: Service,
     config: Config,
     alarm: Alarm,
+    guard: Arc<Guard>,
     http: Option<SocketAddr>,
     grpc: Option<SocketAddr>,
     metrics: Option<SocketAddr>,
+    management: Option<SocketAddr>,
     /// Front ends that hold requests.
     frontends: JoinSet<()>,
     stop_frontends: CancellationToken,
@@ -76,6 +89,7 @@ pub struct Server {
     /// Cancelled when nobody has called for as long as `exit_when_idle` says.
     idle_exit: CancellationToken,
     webhooks: Webhooks,
+    exporter: Option<Exporter>,
 }
 
 /// Why a server ends.
@@ -108,22 +122,35 @@ impl Server {
     ) -> Result<Self, StartError> {
         let clock = Clock::start();
         let alarm = Alarm::spawn(clock)?;
-        let host = parts::host(&config, &engine, clock, alarm.clone())?;
+        let metrics = Metrics::new()?;
+        let (tracer, exporter) = match &config.tracing {
+            Some(tracing) => {
+                Exporter::spawn(tracing, clock, &metrics).map(|(t, e)| (Some(t), Some(e)))?
+            }
+            None => (None, None),
+        };
+        let recording = parts::Recording { metrics, tracer };
+        let host = parts::host(&config, &engine, clock, alarm.clone(), recording)?;
+        let guard = Guard::open(config.guard.clone(), &host.metrics)?;
         let registry = parts::registry(&config, &host).await?;
-        let service = Service::new(config.server_id.clone(), registry, Arc::clone(&host));
+        let service = Service::new(config.server_id.clone(), registry, Arc::clone(&host))
+            .with_extensions(Extensions::new(&config.extensions));
         let webhooks = Webhooks::spawn(&config.webhooks, &config.server_id, &host)?;
         let mut server = Self {
             service,
             alarm,
+            guard,
             http: None,
             grpc: None,
             metrics: None,
+            management: None,
             frontends: JoinSet::new(),
             stop_frontends: CancellationToken::new(),
             chores: JoinSet::new(),
             stop_chores: CancellationToken::new(),
             idle_exit: CancellationToken::new(),
             webhooks,
+            exporter,
             config,
         };
         // What does not depend on any model is created now, so that no request waits for it.
@@ -157,6 +184,10 @@ impl Server {
         self.metrics
     }
 
+    pub fn management_address(&self) -> Option<SocketAddr> {
+        self.management
+    }
+
     async fn listen(&mut self, sockets: Sockets) -> Result<(), StartError> {
         let limits = &self.config.limits;
         let options = |name, queue_survives| {
@@ -175,33 +206,55 @@ impl Server {
         let http = bind("http", self.config.http.as_ref(), sockets.http).await?;
         let grpc = bind("grpc", self.config.grpc.as_ref(), sockets.grpc).await?;
         let metrics = bind("metrics", self.config.metrics.as_ref(), sockets.metrics).await?;
+        let own = self.config.guard.management.as_ref();
+        let management = bind("management", own, None).await?;
+        // Sockets that were handed over are not where the settings say.
+        for (_, address) in [&http, &grpc, &metrics, &management].into_iter().flatten() {
+            self.config.guard.check_exposure(*address)?;
+        }
+        let http_limits = HttpLimits {
+            max_input_size: limits.http_max_input.0,
+            page: self.config.page,
+            ..HttpLimits::default()
+        };
+        let grpc_options = GrpcOptions {
+            max_message_size: limits.grpc_max_message.0 as usize,
+            max_connections: limits.max_connections,
+            compress_responses: self.config.grpc_response_compression,
+            idle_after: self.config.idle_after,
+            queue_survives: grpc_survives,
+            door: self.guard.door(Listener::Grpc, grpc::methods::need),
+            ..GrpcOptions::default()
+        };
+        if let Some((listener, address)) = management {
+            self.management = Some(address);
+            let router = management::router(
+                self.service.clone(),
+                http_limits.clone(),
+                grpc_options.clone(),
+                self.stop_frontends.clone(),
+            )?;
+            let options = ListenOptions {
+                door: self.guard.door(Listener::Management, management::need),
+                ..options("management", false)
+            };
+            let stop = self.stop_frontends.clone().cancelled_owned();
+            self.frontends
+                .spawn(listen::serve(listener, router, options, stop));
+        }
         if let Some((listener, address)) = http {
             self.http = Some(address);
-            let router = http::router(
-                self.service.clone(),
-                HttpLimits {
-                    max_input_size: limits.http_max_input.0,
-                    ..HttpLimits::default()
-                },
-            );
+            let router = http::router(self.service.clone(), http_limits);
+            let options = ListenOptions {
+                door: self.guard.door(Listener::Http, http::routes::need),
+                ..options("http", http_survives)
+            };
             let stop = self.stop_frontends.clone().cancelled_owned();
-            self.frontends.spawn(listen::serve(
-                listener,
-                router,
-                options("http", http_survives),
-                stop,
-            ));
+            self.frontends
+                .spawn(listen::serve(listener, router, options, stop));
         }
         if let Some((listener, address)) = grpc {
             self.grpc = Some(address);
-            let grpc_options = GrpcOptions {
-                max_message_size: limits.grpc_max_message.0 as usize,
-                max_connections: limits.max_connections,
-                compress_responses: self.config.grpc_response_compression,
-                idle_after: self.config.idle_after,
-                queue_survives: grpc_survives,
-                ..GrpcOptions::default()
-            };
             let stop = self.stop_frontends.clone().cancelled_owned();
             let service = self.service.clone();
             self.frontends.spawn(async move {
@@ -213,13 +266,13 @@ impl Server {
         if let Some((listener, address)) = metrics {
             self.metrics = Some(address);
             let router = http::metrics_router(self.service.clone());
+            let options = ListenOptions {
+                door: self.guard.door(Listener::Metrics, http::metrics_need),
+                ..options("metrics", metrics_survives)
+            };
             let stop = self.stop_chores.clone().cancelled_owned();
-            self.chores.spawn(listen::serve(
-                listener,
-                router,
-                options("metrics", metrics_survives),
-                stop,
-            ));
+            self.chores
+                .spawn(listen::serve(listener, router, options, stop));
         }
         Ok(())
     }
@@ -239,14 +292,19 @@ impl Server {
         let stop = self.stop_chores.clone();
         self.chores
             .spawn(async move { wake::watch_memory(&host, stop).await });
+        let files = Arc::clone(&self.guard).follow_files(self.stop_chores.clone());
+        self.chores.spawn(files);
         let registry = Arc::clone(self.service.registry());
         let control = self.config.control.clone();
         let stop = self.stop_chores.clone();
         self.chores.spawn(async move {
             let work = async {
                 match control {
-                    ControlMode::Explicit => {}
-                    ControlMode::OnDemand => registry.check_all().await,
+                    ControlMode::Explicit => registry.reach_all().await,
+                    ControlMode::OnDemand => {
+                        registry.check_all().await;
+                        registry.reach_all().await;
+                    }
                     ControlMode::Poll { interval } => {
                         registry.check_all().await;
                         registry.follow(interval).await;
@@ -404,6 +462,9 @@ impl Server {
         let _ = tokio::time::timeout(CLOSE_PATIENCE, self.service.registry().retire_all()).await;
         self.stop_preparing().await;
         self.webhooks.flush(FLUSH_PATIENCE).await;
+        if let Some(exporter) = self.exporter {
+            exporter.flush(FLUSH_PATIENCE).await;
+        }
         self.alarm.stop();
         tracing::info!(in_time, "stopped");
         in_time
@@ -420,7 +481,7 @@ const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
 const PREPARING_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// How long undelivered webhook messages may delay the end.
+/// How long undelivered webhook messages, and then spans, may delay the end.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 
 async fn bind(

@@ -1,12 +1,15 @@
 //! The command line.
 
 pub mod client_commands;
+pub mod config_command;
 pub mod demo;
 #[cfg(test)]
 mod fake;
 pub mod inspect;
+pub mod manual;
 pub mod output;
 pub mod prepare;
+pub mod repository;
 pub mod serve;
 pub mod store;
 pub mod triton_flags;
@@ -21,6 +24,7 @@ use clap::{Parser, Subcommand};
 
 use crate::activation::Activation;
 use crate::config::Config;
+use crate::isolation::inside::WorkerArgs;
 use crate::{app, assets, memory, runtime_library, shutdown, telemetry};
 use client_commands::ClientCommand;
 use demo::{DemoArgs, DemoParts};
@@ -58,8 +62,24 @@ pub enum Command {
     /// Look into the store of prepared models, check it, clear it up
     #[command(subcommand)]
     Store(StoreCommand),
+    /// Run models for a server, which starts this itself
+    #[command(hide = true)]
+    Worker(WorkerArgs),
+    /// Write the index of a repository for a web server
+    #[command(subcommand)]
+    Repository(repository::RepositoryCommand),
     #[command(flatten)]
     Client(ClientCommand),
+    /// Check a configuration file, or print what may be in one
+    #[command(subcommand)]
+    Config(config_command::ConfigCommand),
+    /// Print a script that completes this command line in a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print a manual page, or write all of them
+    Man(manual::ManArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -135,6 +155,10 @@ async fn run(invocation: Invocation, activation: Activation) -> anyhow::Result<u
         Command::Serve(args) => serve(&args, &invocation.ignored, &activation).await,
         Command::Demo(args) => demonstrate(args).await,
         Command::Prepare(args) => prepare::run(args).await,
+        Command::Repository(command) => {
+            tokio::task::spawn_blocking(move || repository::run(&command)).await??;
+            Ok(0)
+        }
         Command::Inspect(args) => {
             tokio::task::spawn_blocking(move || inspect::run(&args)).await??;
             Ok(0)
@@ -154,7 +178,11 @@ async fn run(invocation: Invocation, activation: Activation) -> anyhow::Result<u
             Ok(0)
         }
         Command::Store(command) => store::run(command).await,
+        Command::Worker(_) => anyhow::bail!("workers are started by servers, and by nobody else"),
         Command::Client(command) => client_commands::run(command).await,
+        Command::Config(command) => config_command::run(&command),
+        Command::Completions { shell } => manual::print_completions(shell),
+        Command::Man(args) => manual::run(&args),
     }
 }
 

@@ -2,7 +2,14 @@
 //! [`Config`] whose fields cannot be wrong. A flag wins over the environment, the environment
 //! over the file, the file over the default.
 
+pub(crate) mod extensions;
 pub(crate) mod file;
+pub(crate) mod guard;
+pub(crate) mod isolation;
+#[cfg(test)]
+pub(crate) mod keys;
+pub(crate) mod remote;
+pub(crate) mod tracing;
 pub(crate) mod wake;
 mod webhooks;
 
@@ -14,7 +21,12 @@ use std::time::Duration;
 use dormouse_core::id::ByteSize;
 
 use crate::cli::serve::ServeArgs;
+use crate::guard::GuardConfig;
+pub use extensions::ExtensionsConfig;
 pub use file::{FileConfig, MemoryBudgetSetting, parse_span};
+pub use isolation::{IsolationConfig, IsolationMode, IsolationRule, Pattern};
+pub use remote::RemoteConfig;
+pub use tracing::{OtlpProtocol, TracingConfig};
 pub use wake::WakeConfig;
 pub use webhooks::{Endpoint, Secret, WebhookConfig};
 
@@ -84,7 +96,9 @@ pub struct Limits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub server_id: String,
+    /// Folders, and addresses of remote repositories.
     pub repositories: Vec<PathBuf>,
+    pub remote: RemoteConfig,
     pub control: ControlMode,
     /// Models loaded before the server is ready; `*` stands for all.
     pub startup_models: Vec<String>,
@@ -98,9 +112,15 @@ pub struct Config {
     pub grpc: Option<ListenConfig>,
     pub metrics: Option<ListenConfig>,
     pub grpc_response_compression: bool,
+    /// Whether the page is served at `/` of the HTTP port.
+    pub page: bool,
     pub load_threads: usize,
     pub load_retries: u32,
     pub wake: WakeConfig,
+    /// Who may do what.
+    pub guard: GuardConfig,
+    pub extensions: ExtensionsConfig,
+    pub isolation: IsolationConfig,
     /// How long nobody must have called before the server calls itself idle.
     pub idle_after: Duration,
     /// The process ends after being idle this long.
@@ -109,6 +129,8 @@ pub struct Config {
     pub limits: Limits,
     pub engine: EngineConfig,
     pub log: LogConfig,
+    /// None: nothing is recorded.
+    pub tracing: Option<TracingConfig>,
 }
 
 /// Loads and runs share the runtime's 512 threads for blocking work with reading files.
@@ -145,7 +167,7 @@ impl Config {
 
     fn join(args: &ServeArgs, file: FileConfig) -> Result<Self, ConfigError> {
         let repositories = if args.model_repository.is_empty() {
-            file.repository.paths
+            file.repository.paths.clone()
         } else {
             args.model_repository.clone()
         };
@@ -156,6 +178,7 @@ impl Config {
                  DORMOUSE_MODEL_REPOSITORY or as repository.paths in the file of --config",
             ));
         }
+        let remote = RemoteConfig::join(&args.remote, &file.repository, &repositories)?;
         let backend = backend_settings(&args.backend_config)?;
         let interval = args
             .repository_poll_secs
@@ -188,11 +211,22 @@ impl Config {
             (None, Some(strict)) => !strict,
             (None, None) => file.repository.auto_complete.unwrap_or(true),
         };
+        let guard = guard::join(
+            &args.guard,
+            guard::GuardSections {
+                tls: file.tls,
+                auth: file.auth,
+                management: file.management,
+                quotas: file.quotas,
+            },
+        )?;
+        let everywhere = Some(guard.default_address());
         let http = listen(
             args.allow_http.or(file.http.enabled).unwrap_or(true),
             args.http_address
                 .as_deref()
-                .or(file.http.address.as_deref()),
+                .or(file.http.address.as_deref())
+                .or(everywhere),
             args.http_port.or(file.http.port).unwrap_or(8000),
             "--http-address",
         )?;
@@ -200,7 +234,8 @@ impl Config {
             args.allow_grpc.or(file.grpc.enabled).unwrap_or(true),
             args.grpc_address
                 .as_deref()
-                .or(file.grpc.address.as_deref()),
+                .or(file.grpc.address.as_deref())
+                .or(everywhere),
             args.grpc_port.or(file.grpc.port).unwrap_or(8001),
             "--grpc-address",
         )?;
@@ -211,7 +246,8 @@ impl Config {
                 .as_deref()
                 .or(file.metrics.address.as_deref())
                 .or(args.http_address.as_deref())
-                .or(file.http.address.as_deref()),
+                .or(file.http.address.as_deref())
+                .or(everywhere),
             args.metrics_port.or(file.metrics.port).unwrap_or(8002),
             "--metrics-address",
         )?;
@@ -221,6 +257,15 @@ impl Config {
                 "HTTP and gRPC are both switched off: nothing could reach the server",
             ));
         }
+        guard::check_exposure(
+            &guard,
+            [
+                ("--http-address", http.as_ref()),
+                ("--grpc-address", grpc.as_ref()),
+                ("--metrics-address", metrics.as_ref()),
+                ("--management-address", guard.management.as_ref()),
+            ],
+        )?;
         let grpc_max_message = args
             .grpc_max_input_size
             .or(file.grpc.max_input_size)
@@ -300,6 +345,7 @@ impl Config {
                 .or(file.id)
                 .unwrap_or_else(|| "dormouse".to_owned()),
             repositories,
+            remote,
             control,
             startup_models,
             strict_readiness: args
@@ -331,12 +377,21 @@ impl Config {
                 .grpc_infer_response_compression_level
                 .as_deref()
                 .is_some_and(|level| level != "none"),
+            page: args.page.or(file.http.page).unwrap_or(true),
             load_threads,
             load_retries: args
                 .model_load_retry_count
                 .or(file.repository.load_retries)
                 .unwrap_or(0),
+            guard,
             wake: WakeConfig::join(&args.wake, file.lifecycle, file.store),
+            extensions: ExtensionsConfig::join(
+                &args.extensions,
+                file.shared_memory,
+                file.response_cache,
+                file.limits.max_override_bytes,
+            )?,
+            isolation: IsolationConfig::join(&args.isolation, file.isolation)?,
             idle_after,
             exit_when_idle,
             webhooks: webhooks::resolve(file.webhooks)?,
@@ -355,6 +410,7 @@ impl Config {
                     .or(file.engine.default_max_batch_size)
                     .unwrap_or(4),
             },
+            tracing: tracing::resolve(&args.tracing, file.tracing)?,
             log: LogConfig {
                 format: args.log_format.or(file.log.format).unwrap_or_default(),
                 verbose: args.log_verbose.or(file.log.verbose).unwrap_or(0),
@@ -453,7 +509,7 @@ fn backend_settings(entries: &[String]) -> Result<BackendSettings, ConfigError> 
             }
             "enable-global-threadpool" => settings.global_thread_pool = Some(number()? != 0),
             "auto-complete-config" | "backend-directory" | "min-compute-capability" => {
-                tracing::warn!("{SETTING} {key} has no meaning here and is ignored");
+                ::tracing::warn!("{SETTING} {key} has no meaning here and is ignored");
             }
             _ => {
                 return Err(invalid(
@@ -467,7 +523,7 @@ fn backend_settings(entries: &[String]) -> Result<BackendSettings, ConfigError> 
         }
     }
     for backend in other.keys() {
-        tracing::warn!(
+        ::tracing::warn!(
             "{SETTING} for backend '{backend}' is ignored: this server runs ONNX models only"
         );
     }

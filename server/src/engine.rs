@@ -14,6 +14,7 @@ use bytes::Bytes;
 use dormouse_core::datatype::DataType;
 use dormouse_core::shape::Shape;
 use dormouse_model_store::spec::SessionSpec;
+use dormouse_model_store::store::PreparedModel;
 
 pub use self::prepared::{
     EngineIdentity, OptimizeError, Optimized, OptimizedTensor, Packing, PreparedBytes, SharedWeight,
@@ -57,6 +58,18 @@ pub enum EngineError {
     /// The run was stopped because nobody waits for it any more.
     #[error("the run was stopped")]
     Terminated,
+    /// The process that had the session is gone, and the session with it.
+    #[error("{}", .0.reason)]
+    Lost(LostWorker),
+}
+
+/// A process that ended though nobody closed it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostWorker {
+    /// Tells one worker from every other.
+    pub worker: u64,
+    /// What became of it.
+    pub reason: Arc<str>,
 }
 
 /// One input or output of a session, in the graph's order.
@@ -109,6 +122,16 @@ pub trait Engine: Send + Sync + fmt::Debug {
         )))
     }
 
+    /// As [`Engine::open_prepared`], of a model in the prepared store.
+    fn open_stored(
+        &self,
+        prepared: &Arc<PreparedModel>,
+        options: &SessionSpec,
+        packing: Packing,
+    ) -> Result<Arc<dyn Session>, EngineError> {
+        self.open_prepared(PreparedBytes::of(prepared), options, packing)
+    }
+
     /// What prepared models depend on beside the model; loads the engine if it is not loaded.
     fn identity(&self) -> Result<EngineIdentity, EngineError> {
         Ok(EngineIdentity {
@@ -147,11 +170,35 @@ pub trait Session: Send + Sync + fmt::Debug {
         stop: &StopHandle,
     ) -> Result<Vec<Tensor>, EngineError>;
 
+    /// Room for an input of so many bytes that [`Session::run`] need not copy; none when it makes
+    /// no difference where an input lies.
+    fn room(&self, _bytes: usize) -> Option<Box<dyn TensorRoom>> {
+        None
+    }
+
+    /// Whether the session is gone with the process that had it.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
+    /// Whether another process runs it: a run may then end, or hang, as that process does.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
     /// Gives what the session keeps for its next run back to the system.
     fn release_memory(&self) {}
 
     /// Creates a handle by which one later run can be stopped.
     fn stop_handle(&self) -> Result<StopHandle, EngineError>;
+}
+
+/// Where an input is put together piece by piece.
+pub trait TensorRoom {
+    /// Adds a piece; false when it does not fit, and then nothing of it was added.
+    fn put(&mut self, piece: &[u8]) -> bool;
+    /// What was put together.
+    fn finish(self: Box<Self>) -> Bytes;
 }
 
 /// Stops a run that is under way; pulling it twice, or after the run, does nothing.
@@ -176,4 +223,15 @@ pub fn gather(pieces: &[Bytes]) -> Bytes {
             joined.into()
         }
     }
+}
+
+/// Joins rows of equal inputs where `session` reads them without copying them again.
+pub fn gather_for(session: &dyn Session, pieces: &[Bytes]) -> Bytes {
+    if pieces.len() > 1
+        && let Some(mut room) = session.room(pieces.iter().map(Bytes::len).sum())
+        && pieces.iter().all(|piece| room.put(piece))
+    {
+        return room.finish();
+    }
+    gather(pieces)
 }

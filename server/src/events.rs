@@ -38,7 +38,8 @@ pub enum EventKind {
     Parked { returned_bytes: u64 },
     /// The model gave everything back.
     Slept { returned_bytes: u64 },
-    /// The model could not be loaded.
+    /// The model could not be loaded, or its process died; it is tried again after `retry_in`,
+    /// [`Duration::MAX`] for never.
     Failed { error: String, retry_in: Duration },
     /// Nobody has asked the server for anything for a while.
     Idle { idle_for: Duration },

@@ -18,7 +18,9 @@ use crate::clock::Clock;
 use crate::engine::Engine;
 use crate::error::ServeError;
 use crate::events::Events;
+use crate::isolation::Isolation;
 use crate::metrics::Metrics;
+use crate::spans::Tracer;
 use crate::unit::Unit;
 use crate::wake::Wake;
 
@@ -51,7 +53,10 @@ pub struct Host {
     pub in_flight: Arc<InFlight>,
     pub activity: Arc<Activity>,
     pub events: Events,
+    /// None when nothing is recorded.
+    pub tracer: Option<Tracer>,
     pub wake: Wake,
+    pub isolation: Arc<Isolation>,
     pub runtime: tokio::runtime::Handle,
     pub defaults: UnitDefaults,
 }
@@ -120,6 +125,18 @@ impl InFlight {
             .retry_after(Duration::from_secs(1)));
         }
         Ok(reserved)
+    }
+}
+
+impl InFlight {
+    /// Counts bytes that are there already, whatever the limit: the next requests are measured
+    /// against it.
+    pub fn hold(self: &Arc<Self>, bytes: u64) -> InFlightBytes {
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+        InFlightBytes {
+            budget: Arc::clone(self),
+            bytes,
+        }
     }
 }
 

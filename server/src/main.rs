@@ -1,12 +1,16 @@
 //! `dormouse`: see `dormouse --help`.
 
 use dormouse_server::activation::Activation;
-use dormouse_server::{cli, process};
+use dormouse_server::{cli, isolation, process};
 
 fn main() -> ! {
     process::keep_engine_quiet();
     let activation = Activation::take();
     let invocation = cli::parse(std::env::args_os());
+    if let cli::Command::Worker(args) = &invocation.command {
+        // Before there is a second thread or a file of our own.
+        isolation::inside::run(args)
+    }
     match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -3,6 +3,8 @@
 //! Triton's names (`nv_*`) stand beside Dormouse's own (`dormouse_*`). A model's series come into
 //! being with its first request or load: ten thousand sleeping models export nothing.
 
+mod repository;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +17,7 @@ use metrics_exporter_prometheus::{
 };
 
 use crate::engine::onnx::allocator;
+use crate::isolation::Cause;
 use crate::memory;
 use crate::residency::Evictions;
 
@@ -125,7 +128,12 @@ pub struct ServerMetrics {
     evictions: [Counter; 2],
     memory_held: [Gauge; 4],
     memory_budget: Gauge,
+    /// What the response cache holds.
+    pub response_cache_bytes: Gauge,
     pub events_lost: Counter,
+    pub spans_sent: Counter,
+    pub spans_dropped: Counter,
+    pub workers: WorkerMetrics,
     webhooks: [Counter; 4],
     resident_bytes: Gauge,
     engine_live_bytes: Gauge,
@@ -134,6 +142,29 @@ pub struct ServerMetrics {
     cpu_memory_total: Gauge,
     cpu_memory_used: Gauge,
     cpu_utilization: Gauge,
+}
+
+/// Metrics of processes that models run in.
+#[derive(Clone, Debug)]
+pub struct WorkerMetrics {
+    /// Processes there are.
+    pub running: Gauge,
+    /// In the order of [`Cause::LABELS`].
+    deaths: [Counter; 10],
+    /// Models that serve again after a death.
+    pub restarts: Counter,
+    /// Models that are not started any more.
+    pub quarantined: Gauge,
+}
+
+impl WorkerMetrics {
+    /// Counts a death by its cause.
+    pub fn died(&self, cause: Cause) {
+        let labels = Cause::LABELS.iter().zip(&self.deaths);
+        for (_, deaths) in labels.filter(|(label, _)| **label == cause.label()) {
+            deaths.increment(1);
+        }
+    }
 }
 
 /// One model version's metrics.
@@ -172,6 +203,7 @@ impl Metrics {
             .set_buckets(SECONDS_BUCKETS)?
             .build_recorder();
         describe(&recorder);
+        repository::describe(&recorder);
         let handle = recorder.handle();
         let gauge =
             |name: &'static str| recorder.register_gauge(&Key::from_static_name(name), &METADATA);
@@ -196,10 +228,23 @@ impl Metrics {
                 recorder.register_gauge(&key, &METADATA)
             }),
             memory_budget: gauge("dormouse_memory_budget_bytes"),
+            response_cache_bytes: gauge("dormouse_response_cache_bytes"),
             events_lost: recorder.register_counter(
                 &Key::from_static_name("dormouse_events_lost_total"),
                 &METADATA,
             ),
+            spans_sent: counter("dormouse_spans_sent_total"),
+            spans_dropped: counter("dormouse_spans_dropped_total"),
+            workers: WorkerMetrics {
+                running: gauge("dormouse_workers"),
+                deaths: Cause::LABELS.map(|cause| {
+                    let label = vec![Label::new("cause", cause)];
+                    let key = Key::from_parts("dormouse_worker_deaths_total", label);
+                    recorder.register_counter(&key, &METADATA)
+                }),
+                restarts: counter("dormouse_worker_restarts_total"),
+                quarantined: gauge("dormouse_models_quarantined"),
+            },
             webhooks: WebhookResult::ALL.map(|result| {
                 let label = Label::new("result", result.label());
                 let key = Key::from_parts("dormouse_webhook_deliveries_total", vec![label]);
@@ -222,6 +267,11 @@ impl Metrics {
 
     pub fn server(&self) -> &ServerMetrics {
         &self.server
+    }
+
+    /// Where parts with series of their own register them.
+    pub(crate) fn recorder(&self) -> &PrometheusRecorder {
+        &self.recorder
     }
 
     /// The series of one model version.
@@ -324,6 +374,43 @@ impl Metrics {
         );
     }
 
+    /// Counts a request that the response cache answered.
+    pub fn cache_hit(&self, id: &ModelId, took: Duration) {
+        self.count_cached(
+            id,
+            [
+                "nv_cache_num_hits_per_model",
+                "nv_cache_hit_duration_per_model",
+            ],
+            took,
+        );
+    }
+
+    /// Counts a request whose answer the response cache did not have.
+    pub fn cache_miss(&self, id: &ModelId, took: Duration) {
+        self.count_cached(
+            id,
+            [
+                "nv_cache_num_misses_per_model",
+                "nv_cache_miss_duration_per_model",
+            ],
+            took,
+        );
+    }
+
+    fn count_cached(&self, id: &ModelId, [count, duration_us]: [&'static str; 2], took: Duration) {
+        let counter = |name| {
+            let labels = vec![
+                Label::new("model", id.name.to_string()),
+                Label::new("version", id.version.to_string()),
+            ];
+            let key = Key::from_parts(name, labels);
+            self.recorder.register_counter(&key, &METADATA)
+        };
+        counter(count).increment(1);
+        counter(duration_us).increment(took.as_micros() as u64);
+    }
+
     fn record(&self, name: &'static str, label: Label, took: Duration) {
         let key = Key::from_parts(name, vec![label]);
         let histogram = self.recorder.register_histogram(&key, &METADATA);
@@ -386,6 +473,19 @@ fn describe(recorder: &PrometheusRecorder) {
             help.into(),
         );
     };
+    gauge("dormouse_workers", "Processes that isolated models run in");
+    counter(
+        "dormouse_worker_deaths_total",
+        "Processes of isolated models that ended though nobody closed them, by cause",
+    );
+    counter(
+        "dormouse_worker_restarts_total",
+        "Isolated models that serve again after their process died",
+    );
+    gauge(
+        "dormouse_models_quarantined",
+        "Isolated models that are not started any more because they keep killing their process",
+    );
     counter("nv_inference_request_success", "Requests answered");
     counter(
         "nv_inference_request_failure",
@@ -419,6 +519,22 @@ fn describe(recorder: &PrometheusRecorder) {
     counter(
         "nv_inference_compute_output_duration_us",
         "Time spent splitting outputs, summed over requests",
+    );
+    counter(
+        "nv_cache_num_hits_per_model",
+        "Requests answered by the response cache",
+    );
+    counter(
+        "nv_cache_num_misses_per_model",
+        "Requests whose answer the response cache did not have",
+    );
+    counter(
+        "nv_cache_hit_duration_per_model",
+        "Microseconds spent finding answers in the response cache, summed",
+    );
+    counter(
+        "nv_cache_miss_duration_per_model",
+        "Microseconds spent looking for and keeping answers, summed over misses",
     );
     gauge(
         "nv_model_load_duration_secs",
@@ -486,6 +602,10 @@ fn describe(recorder: &PrometheusRecorder) {
         "dormouse_memory_budget_bytes",
         "Memory that models may hold together",
     );
+    gauge(
+        "dormouse_response_cache_bytes",
+        "Memory that kept answers take",
+    );
     counter(
         "dormouse_cold_requests_total",
         "Requests that had to wait for a load",
@@ -507,6 +627,11 @@ fn describe(recorder: &PrometheusRecorder) {
     counter(
         "dormouse_events_lost_total",
         "Lifecycle events that slow subscribers never saw",
+    );
+    counter("dormouse_spans_sent_total", "Spans that a collector took");
+    counter(
+        "dormouse_spans_dropped_total",
+        "Spans that were recorded and could not be sent",
     );
     gauge(
         "dormouse_process_resident_bytes",

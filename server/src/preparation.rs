@@ -5,19 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use bytes::Bytes;
+use dormouse_core::code::ErrorCode;
 use dormouse_model_store::repository::FileIdentity;
 use dormouse_model_store::spec::SessionSpec;
 use dormouse_model_store::store::{
-    Begun, Digest, EntryKey, KeyParts, NewTensor, Pack, PackingVerdict, PreparedContent,
-    PreparedFacts, PreparedModel, Store, StoreError, TensorData,
+    Begun, Digest, EntryKey, KeyParts, NewTensor, PackingVerdict, PreparedContent, PreparedFacts,
+    PreparedModel, Store, StoreError, TensorData,
 };
 use tokio::time::Instant;
 
-use crate::engine::{
-    Engine, EngineError, EngineIdentity, OptimizeError, Packing, PreparedBytes, Session,
-    SharedWeight,
-};
+use crate::engine::{Engine, EngineError, EngineIdentity, OptimizeError, Packing};
 use crate::error::ServeError;
 use crate::memory;
 use crate::sample;
@@ -66,6 +63,8 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
     pub source: &'a dyn Source,
+    /// What prepares it.
+    pub engine: &'a dyn Engine,
     pub session: &'a SessionSpec,
     pub label: &'a str,
 }
@@ -152,7 +151,7 @@ impl Preparation {
             files,
             ..
         } = subject.source.read().map_err(PrepareError::Source)?;
-        let optimized = self
+        let optimized = subject
             .engine
             .optimize(bytes, subject.session, draft.scratch())
             .map_err(|error| match error {
@@ -196,15 +195,10 @@ impl Preparation {
         Ok((Outcome::Prepared, self.judged(prepared, subject)))
     }
 
-    /// Builds a session over a prepared model's weights.
-    pub fn open(
-        &self,
-        prepared: &Arc<PreparedModel>,
-        session: &SessionSpec,
-        packing: Packing,
-    ) -> Result<Arc<dyn Session>, EngineError> {
-        self.engine
-            .open_prepared(prepared_bytes(prepared), session, packing)
+    /// What a model is stored under. Reads its files if they are not known yet.
+    pub fn key_of(&self, subject: &Subject<'_>) -> Result<EntryKey, PrepareError> {
+        let digests = self.digests(subject, None)?;
+        Ok(self.key(digests, subject.session)?)
     }
 
     fn digests(
@@ -213,7 +207,11 @@ impl Preparation {
         read: Option<&[FileIdentity]>,
     ) -> Result<SourceDigests, PrepareError> {
         let digests = subject.source.digests(self.store.source_digests(), read);
-        digests.map_err(PrepareError::Source)
+        digests.map_err(|error| match error.code() {
+            // A model without files stays without.
+            ErrorCode::Unsupported => PrepareError::NotPreparable(error.message().to_owned()),
+            _ => PrepareError::Source(error),
+        })
     }
 
     fn key(&self, sources: SourceDigests, session: &SessionSpec) -> Result<EntryKey, EngineError> {
@@ -240,7 +238,7 @@ impl Preparation {
         if prepared.facts.packing.is_some() || self.go_on().is_err() {
             return prepared;
         }
-        let verdict = match self.compare(&prepared, subject.session) {
+        let verdict = match self.compare(&prepared, subject) {
             Ok(Some(verdict)) => verdict,
             // Nothing could be made up that the model takes: packed it is as fast as anywhere.
             Ok(None) => return prepared,
@@ -274,15 +272,19 @@ impl Preparation {
     fn compare(
         &self,
         prepared: &Arc<PreparedModel>,
-        session: &SessionSpec,
+        subject: &Subject<'_>,
     ) -> Result<Option<PackingVerdict>, EngineError> {
-        let unpacked = self.open(prepared, session, Packing::Off)?;
+        let open = |packing| {
+            let engine = subject.engine;
+            engine.open_stored(prepared, subject.session, packing)
+        };
+        let unpacked = open(Packing::Off)?;
         let stop = unpacked.stop_handle()?;
         let Some(inputs) = sample::inputs(&*unpacked, &stop) else {
             return Ok(None);
         };
         let before = memory::private_bytes();
-        let packed = self.open(prepared, session, Packing::On)?;
+        let packed = open(Packing::On)?;
         let private = memory::private_bytes().zip(before);
         let outputs: Vec<usize> = (0..unpacked.outputs().len()).collect();
         let mut shortest = [Duration::MAX; 2];
@@ -307,41 +309,6 @@ impl Preparation {
             packed_private_bytes: private.map_or(0, |(after, before)| after.saturating_sub(before)),
             pays: gain >= WORTHWHILE && unpacked_run.saturating_sub(packed_run) >= NOTICEABLE,
         }))
-    }
-}
-
-/// A pack's bytes, kept mapped as long as somebody holds a part of them.
-struct PackBytes(Arc<Pack>);
-
-impl AsRef<[u8]> for PackBytes {
-    fn as_ref(&self) -> &[u8] {
-        self.0
-            .bytes(0..self.0.len())
-            .expect("a pack has as many bytes as it says")
-    }
-}
-
-/// A prepared model's weights as the engine takes them: parts of the map, not copies.
-fn prepared_bytes(prepared: &Arc<PreparedModel>) -> PreparedBytes {
-    let packs = prepared.packs.iter();
-    let packs: Vec<Bytes> = packs
-        .map(|pack| Bytes::from_owner(PackBytes(Arc::clone(pack))))
-        .collect();
-    let weights = prepared.weights.iter().map(|weight| {
-        let range = weight.range();
-        SharedWeight {
-            name: weight.name.clone(),
-            element_type: weight.element_type,
-            dims: weight.dims.clone(),
-            data: packs[weight.pack].slice(range.start as usize..range.end as usize),
-        }
-    });
-    // Whoever shares the largest pack shares nearly everything that packing copies.
-    let largest = prepared.packs.iter().max_by_key(|pack| pack.len());
-    PreparedBytes {
-        graph: prepared.graph.clone(),
-        weights: weights.collect(),
-        family: largest.map(|pack| *pack.digest().as_bytes()),
     }
 }
 

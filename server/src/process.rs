@@ -28,3 +28,45 @@ pub fn exit_now(code: u8) -> ! {
     // flushed by whoever wrote it.
     unsafe { libc::_exit(i32::from(code)) }
 }
+
+/// Closes every file but the first three: what the process was started with is all it has.
+#[expect(unsafe_code, reason = "closes files that nothing here owns")]
+pub fn close_other_files() {
+    // SAFETY: called before the process has opened anything itself, so no owner of a descriptor
+    // beyond the first three exists in it.
+    unsafe {
+        libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32);
+    }
+}
+
+/// Leaves these signals to others of the process group or the service.
+#[expect(unsafe_code, reason = "the standard library sets no signal handlers")]
+pub fn ignore_signals(signals: &[i32]) {
+    for &signal in signals {
+        // SAFETY: ignoring a signal runs no code.
+        unsafe {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+    }
+}
+
+/// Has these signals end the process at once: the standard library looks at some of them first.
+#[expect(unsafe_code, reason = "the standard library sets no signal handlers")]
+pub fn die_of(signals: &[i32]) {
+    for &signal in signals {
+        // SAFETY: the default action runs no code of the process.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+    }
+}
+
+/// Ends the process as a wild pointer does.
+#[cfg(debug_assertions)]
+#[expect(unsafe_code, reason = "crashes for a test")]
+pub(crate) fn crash() {
+    // SAFETY: raising a signal in this process touches no memory.
+    unsafe {
+        libc::raise(libc::SIGSEGV);
+    }
+}

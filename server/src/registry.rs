@@ -5,7 +5,9 @@
 //! into a [`Generation`], whose units load when they are called. A reload builds the next
 //! generation beside the present one and swaps when it is warm.
 
+mod elsewhere;
 mod model;
+mod overrides;
 mod poll;
 mod source;
 #[cfg(test)]
@@ -17,21 +19,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use dormouse_core::id::ByteSize;
 use dormouse_core::lifecycle::Stage;
 use dormouse_model_store::config::ConfigDefaults;
-use dormouse_model_store::repository::Repository;
 use parking_lot::Mutex;
 
 use crate::activity::Load;
-use crate::config::ControlMode;
+use crate::config::{ControlMode, RemoteConfig};
 use crate::error::ServeError;
 use crate::host::Host;
+use crate::overview::{CountersOverview, Counts, OverviewQuery, VersionOverview};
 use crate::service::{IndexEntry, IndexState, LoadOverrides};
 use crate::stats::VersionStatistics;
 use crate::unit::Unit;
 
+use elsewhere::Place;
 pub use model::Generation;
-use model::Model;
+use model::{Model, Rank};
+use overrides::OverrideBudget;
 
 /// How long an unload waits for the model's requests before it answers and goes on alone.
 const UNLOAD_PATIENCE: Duration = Duration::from_secs(30);
@@ -46,16 +51,22 @@ const MAX_SHOWN: usize = 128;
 /// What a registry is made of.
 #[derive(Debug)]
 pub struct RegistryConfig {
+    /// Folders, and addresses of remote repositories.
     pub repositories: Vec<PathBuf>,
+    pub remote: RemoteConfig,
+    /// A remote repository that cannot be reached and never could be does not end the start.
+    pub tolerates_unreachable: bool,
     pub control: ControlMode,
     pub config_name: Option<String>,
     pub defaults: ConfigDefaults,
+    /// The files that load requests brought, of all models together.
+    pub max_override_bytes: ByteSize,
 }
 
 /// All models of a server.
 #[derive(Debug)]
 pub struct Registry {
-    repositories: Vec<Repository>,
+    places: Vec<Place>,
     models: ArcSwap<HashMap<Arc<str>, Arc<Model>>>,
     /// Held while the repositories are listed, so that two listings cannot make two models of one
     /// name; carries the folders that were warned about.
@@ -63,29 +74,22 @@ pub struct Registry {
     control: ControlMode,
     config_name: Option<String>,
     defaults: ConfigDefaults,
+    override_budget: Arc<OverrideBudget>,
     host: Arc<Host>,
 }
 
 impl Registry {
     /// Opens the repositories and lists their models, without reading any of them.
     pub fn open(config: RegistryConfig, host: Arc<Host>) -> Result<Arc<Self>, ServeError> {
-        let mut repositories = Vec::new();
-        for path in &config.repositories {
-            let repository = Repository::open(path).map_err(|error| {
-                ServeError::unavailable(format!(
-                    "cannot open model repository {}: {error}",
-                    path.display()
-                ))
-            })?;
-            repositories.push(repository);
-        }
+        let places = elsewhere::open_places(&config, &host)?;
         let registry = Arc::new(Self {
-            repositories,
+            places,
             models: ArcSwap::default(),
             listing: Mutex::default(),
             control: config.control,
             config_name: config.config_name,
             defaults: config.defaults,
+            override_budget: OverrideBudget::new(config.max_override_bytes),
             host,
         });
         registry.rescan()?;
@@ -99,12 +103,13 @@ impl Registry {
         let model = Arc::new(Model::of_unit(unit));
         let models = HashMap::from([(Arc::clone(model.name()), model)]);
         Arc::new(Self {
-            repositories: Vec::new(),
+            places: Vec::new(),
             models: ArcSwap::from_pointee(models),
             listing: Mutex::default(),
             control: ControlMode::OnDemand,
             config_name: None,
             defaults: ConfigDefaults::default(),
+            override_budget: OverrideBudget::new(ByteSize(0)),
             host,
         })
     }
@@ -132,8 +137,8 @@ impl Registry {
         let mut warned = self.listing.lock();
         let mut refused = HashSet::new();
         let mut found: HashMap<String, Vec<usize>> = HashMap::new();
-        for (index, repository) in self.repositories.iter().enumerate() {
-            let listing = repository.list().map_err(|error| {
+        for (index, place) in self.places.iter().enumerate() {
+            let listing = place.repository.list().map_err(|error| {
                 ServeError::unavailable(format!("cannot list a model repository: {error}"))
             })?;
             for (name, problem) in &listing.refused {
@@ -185,6 +190,11 @@ impl Registry {
             .ok_or_else(|| self.unknown(name))
     }
 
+    /// Fails for a model that is not there.
+    pub fn check_known(&self, name: &str) -> Result<(), ServeError> {
+        self.model(name).map(drop)
+    }
+
     fn unknown(&self, name: &str) -> ServeError {
         let models = self.models.load();
         // The name comes from outside and may be megabytes long.
@@ -201,9 +211,14 @@ impl Registry {
             Some((_, near)) => {
                 ServeError::not_found(format!("unknown model '{name}': did you mean '{near}'?"))
             }
-            None => ServeError::not_found(format!(
-                "unknown model '{name}': it is not in the model repository"
-            )),
+            None => match self.out_of_reach() {
+                Some(trouble) => ServeError::unavailable(format!(
+                    "unknown model '{name}': it may be in a model repository that cannot be reached: {trouble}"
+                )),
+                None => ServeError::not_found(format!(
+                    "unknown model '{name}': it is not in the model repository"
+                )),
+            },
         }
     }
 
@@ -268,15 +283,32 @@ impl Registry {
                 name.escape_default()
             ))
         })?;
+        if self.has_remotes() {
+            let (registry, name) = (Arc::clone(self), name.to_owned());
+            blocking(move || {
+                registry.look_elsewhere(&name);
+                Ok(())
+            })
+            .await?;
+        }
         if !self.models.load().contains_key(name) {
             // It may have been added since the repository was listed.
             let registry = Arc::clone(self);
             blocking(move || registry.rescan().map(drop)).await?;
         }
-        let model = self.model(name)?;
+        // Before a model is made for it: what cannot be used leaves no trace.
+        let given = self.given(name, overrides).await?;
+        let model = match given.files.is_some() {
+            true => self.model_or_new(name),
+            false => self.model(name)?,
+        };
         // A caller that goes away must not leave a half-done reload behind: the work runs on.
         let registry = Arc::clone(self);
-        let reload = tokio::spawn(async move { registry.reload(&model, overrides, true).await });
+        let reload = tokio::spawn(async move {
+            let loaded = registry.reload(&model, given, true).await;
+            registry.drop_unlisted(&model);
+            loaded
+        });
         reload
             .await
             .unwrap_or_else(|_| Err(ServeError::internal("loading panicked")))
@@ -286,7 +318,11 @@ impl Registry {
     pub async fn unload(self: &Arc<Self>, name: &str) -> Result<(), ServeError> {
         self.require_explicit()?;
         let model = self.model(name)?;
-        let retiring = tokio::spawn(async move { model.withdraw().await });
+        let registry = Arc::clone(self);
+        let retiring = tokio::spawn(async move {
+            model.withdraw().await;
+            registry.drop_unlisted(&model);
+        });
         // Past the patience the model drains on its own; the caller's wish is carried out.
         let _ = tokio::time::timeout(UNLOAD_PATIENCE, retiring).await;
         Ok(())
@@ -311,6 +347,38 @@ impl Registry {
         entries
             .filter(|entry| !ready_only || entry.state == IndexState::Ready)
             .collect()
+    }
+
+    /// Who decides which models can be called.
+    pub fn control(&self) -> &ControlMode {
+        &self.control
+    }
+
+    /// What models are doing, as many as `query` asks for, and how many there are.
+    pub fn overview(
+        &self,
+        query: &OverviewQuery,
+    ) -> (Counts, CountersOverview, Vec<VersionOverview>) {
+        let models = self.models.load();
+        let mut totals = CountersOverview::default();
+        for model in models.values() {
+            model.add_totals(&mut totals);
+        }
+        let mut ranked: Vec<_> = models.values().map(|model| (model.rank(), model)).collect();
+        let awake = ranked.iter().filter(|(rank, _)| *rank == Rank::Awake);
+        let mut counts = Counts {
+            models: ranked.len(),
+            matching: 0,
+            awake: awake.count(),
+        };
+        ranked.retain(|(_, model)| query.wants(model.name()));
+        counts.matching = ranked.len();
+        ranked.sort_unstable_by(|(a, model), (b, other)| (a, model.name()).cmp(&(b, other.name())));
+        let now = self.host.clock.now();
+        let residency = &self.host.wake.residency;
+        let shown = ranked.into_iter().take(query.limit);
+        let lines = shown.flat_map(|(_, model)| model.overview(residency, now));
+        (counts, totals, lines.collect())
     }
 
     /// Counters of every version that was ever asked for.

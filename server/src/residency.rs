@@ -145,6 +145,12 @@ impl Residency {
         self.state.lock().budget.usage()
     }
 
+    /// What the model of this number holds, as last told.
+    pub fn held_by(&self, serial: u64) -> u64 {
+        let state = self.state.lock();
+        state.budget.holding(&serial).map_or(0, |held| held.bytes)
+    }
+
     pub fn evictions(&self) -> Evictions {
         self.state.lock().evictions
     }

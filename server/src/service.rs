@@ -7,30 +7,22 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dormouse_core::code::ErrorCode;
-use dormouse_core::lifecycle::Stage;
 use dormouse_core::time::Timestamp;
 use dormouse_model_store::spec::ModelSpec;
 use tokio::sync::watch;
 
 use crate::activity::Load;
 use crate::error::ServeError;
+use crate::extensions::Extensions;
 use crate::host::Host;
 use crate::registry::Registry;
-use crate::request::{InferResponse, RawRequest};
+use crate::request::{InferResponse, Origin, RawRequest};
+use crate::response_cache::Found;
 use crate::stats::VersionStatistics;
-use crate::unit::{NotAnswered, Unit};
+use crate::unit::NotAnswered;
 use crate::validate::validate;
 
-/// The protocol's extensions that really work here.
-const EXTENSIONS: [&str; 7] = [
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "schedule_policy",
-    "model_configuration",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-];
+mod extended;
 
 /// How many units of a model are asked in turn, each found replaced by the next.
 const MAX_UNITS: usize = 16;
@@ -104,6 +96,7 @@ struct Shared {
     registry: Arc<Registry>,
     host: Arc<Host>,
     readiness: watch::Sender<Readiness>,
+    extensions: Extensions,
 }
 
 /// What the server tells about itself, from start to stop.
@@ -126,8 +119,20 @@ impl Service {
                 registry,
                 host,
                 readiness,
+                extensions: Extensions::default(),
             }),
         }
+    }
+
+    /// The same service with extensions that are off by default.
+    pub fn with_extensions(mut self, extensions: Extensions) -> Self {
+        let shared = Arc::get_mut(&mut self.shared);
+        shared.expect("the service is not in use yet").extensions = extensions;
+        self
+    }
+
+    pub fn extensions(&self) -> &Extensions {
+        &self.shared.extensions
     }
 
     pub fn registry(&self) -> &Arc<Registry> {
@@ -176,7 +181,15 @@ impl Service {
         ServerInfo {
             name: self.shared.id.clone(),
             version: env!("CARGO_PKG_VERSION"),
-            extensions: EXTENSIONS.to_vec(),
+            extensions: self.shared.extensions.names(),
+        }
+    }
+
+    /// Fails for a model that is in no repository; "" stands for all of them.
+    pub fn check_known(&self, model: &str) -> Result<(), ServeError> {
+        match model {
+            "" => Ok(()),
+            model => self.shared.registry.check_known(model),
         }
     }
 
@@ -212,10 +225,7 @@ impl Service {
     /// An unknown model is an error.
     pub async fn is_model_ready(&self, name: &str, version: &str) -> Result<bool, ServeError> {
         match self.shared.registry.generation(name).await {
-            Ok(generation) => {
-                let stage = generation.unit(version)?.stage();
-                Ok(!matches!(stage, Stage::Failed { .. } | Stage::Retired))
-            }
+            Ok(generation) => Ok(generation.unit(version)?.is_ready()),
             Err(error) if error.code() == ErrorCode::NotFound => Err(error),
             Err(_) => Ok(false),
         }
@@ -243,6 +253,19 @@ impl Service {
         version: &str,
         request: RawRequest,
     ) -> Result<InferResponse, ServeError> {
+        if request.wishes.is_none() && !self.shared.extensions.trace.is_on() {
+            return self.infer_plain(name, version, request).await;
+        }
+        self.infer_extended(name, version, request).await
+    }
+
+    /// Answers a request for tensors in messages.
+    async fn infer_plain(
+        &self,
+        name: &str,
+        version: &str,
+        request: RawRequest,
+    ) -> Result<InferResponse, ServeError> {
         if *self.shared.readiness.borrow() == Readiness::Refusing {
             return Err(ServeError::unavailable("the server is shutting down"));
         }
@@ -255,13 +278,40 @@ impl Service {
             .await?;
         let counters = Arc::clone(unit.counters());
         let _at_model = activity.begin_at(&counters.traffic);
+        check_transaction(unit.spec(), request.origin)?;
         let mut request =
             validate(unit.spec(), request).inspect_err(|_| unit.count_invalid(received))?;
+        if let Some(turn) = request
+            .sequence
+            .as_ref()
+            .and_then(|step| step.turn.as_ref())
+        {
+            self.in_time(name, deadline, async {
+                turn.comes().await;
+                Ok(())
+            })
+            .await
+            .inspect_err(|_| unit.count_unserved(received))?;
+        }
+        let cache = self.shared.extensions.cache.as_ref();
+        let cache = cache.filter(|cache| cache.serves(unit.spec()));
+        let mut missing = None;
+        if let Some(cache) = cache {
+            match cache.look_up(&unit, &request) {
+                Found::Answer(response) => return Ok(response),
+                Found::Nothing(key) => missing = Some(key),
+            }
+        }
         for _ in 0..MAX_UNITS {
             request = match unit.infer(request).await {
-                Ok(response) => return Ok(response),
+                Ok(response) => {
+                    if let (Some(cache), Some(missing)) = (cache, missing) {
+                        cache.keep(&unit, missing, &response);
+                    }
+                    return Ok(response);
+                }
                 Err(NotAnswered::Failed(error)) => return Err(error),
-                Err(NotAnswered::Retired(request)) => request,
+                Err(NotAnswered::Retired(request)) => *request,
             };
             // The model was reloaded, or is being unloaded, between the look-up and the call, or
             // its files were replaced before they were loaded.
@@ -272,6 +322,7 @@ impl Service {
             if successor.spec().inputs != unit.spec().inputs
                 || successor.spec().outputs != unit.spec().outputs
                 || successor.spec().max_batch_size != unit.spec().max_batch_size
+                || successor.spec().sequence.is_some() != unit.spec().sequence.is_some()
             {
                 unit.count_unserved(received);
                 return Err(ServeError::unavailable(format!(
@@ -287,12 +338,12 @@ impl Service {
     }
 
     /// Looks a unit up, no longer than the request may take: a reload under way can hold it up.
-    async fn in_time(
+    async fn in_time<T>(
         &self,
         name: &str,
         deadline: Option<Timestamp>,
-        look_up: impl Future<Output = Result<Arc<Unit>, ServeError>>,
-    ) -> Result<Arc<Unit>, ServeError> {
+        look_up: impl Future<Output = Result<T, ServeError>>,
+    ) -> Result<T, ServeError> {
         let Some(deadline) = deadline else {
             return look_up.await;
         };
@@ -335,7 +386,11 @@ impl Service {
 
     pub async fn unload(&self, name: &str) -> Result<(), ServeError> {
         let _hold = self.shared.host.activity.hold();
-        self.shared.registry.unload(name).await
+        let unloaded = self.shared.registry.unload(name).await;
+        if let Some(cache) = &self.shared.extensions.cache {
+            cache.forget(name);
+        }
+        unloaded
     }
 
     /// The exposition text of `/metrics`.
@@ -347,10 +402,29 @@ impl Service {
             .set(host.in_flight.used() as f64);
         let lost = &host.metrics.server().events_lost;
         lost.absolute(host.events.lost());
+        if let Some(cache) = &self.shared.extensions.cache {
+            let held = &host.metrics.server().response_cache_bytes;
+            held.set(cache.used() as f64);
+        }
         if let Some(preparation) = &host.wake.preparation {
             let dropped = &host.metrics.server().prepared_dropped;
             dropped.absolute(preparation.store().dropped());
         }
         host.metrics.render()
     }
+}
+
+/// A model that may answer any number of times is asked through a stream.
+fn check_transaction(spec: &ModelSpec, origin: Origin) -> Result<(), ServeError> {
+    if !spec.decoupled {
+        return Ok(());
+    }
+    let caller = match origin {
+        Origin::Stream => return Ok(()),
+        Origin::Http => "HTTP end point",
+        Origin::Unary => "ModelInfer RPC",
+    };
+    Err(ServeError::unsupported(format!(
+        "{caller} doesn't support models with decoupled transaction policy"
+    )))
 }

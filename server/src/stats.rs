@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dormouse_core::id::ModelId;
@@ -80,6 +81,8 @@ pub struct RunDurations {
 pub struct VersionCounters {
     pub traffic: Traffic,
     counters: Mutex<Counters>,
+    /// All there were, also those that are no longer remembered.
+    cold_start_count: AtomicU64,
     /// Recorders, not what they told when the model woke: stages in the background go on.
     cold_starts: Mutex<VecDeque<TimelineRecorder>>,
 }
@@ -117,6 +120,20 @@ impl VersionCounters {
         inference.compute_output.add(took.compute_output);
     }
 
+    /// Counts one request that the response cache answered after looking for `took`.
+    pub fn cache_hit(&self, total: Duration, took: Duration) {
+        let inference = &mut self.counters.lock().inference;
+        inference.success.add(total);
+        // As in Triton, a hit has waited, if for no time at all.
+        inference.queue.add(Duration::ZERO);
+        inference.cache_hit.add(took);
+    }
+
+    /// Counts one request whose answer was not in the response cache.
+    pub fn cache_miss(&self, took: Duration) {
+        self.counters.lock().inference.cache_miss.add(took);
+    }
+
     /// Counts one request that got an error.
     pub fn failed(&self, total: Duration) {
         self.counters.lock().inference.fail.add(total);
@@ -129,6 +146,12 @@ impl VersionCounters {
             cold_starts.pop_front();
         }
         cold_starts.push_back(recorder);
+        self.cold_start_count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often the model woke.
+    pub fn cold_start_count(&self) -> u64 {
+        self.cold_start_count.load(Ordering::Relaxed)
     }
 
     /// The latest cold starts, the oldest first.

@@ -16,6 +16,8 @@ pub use self::recorder::{StageGuard, TimelineRecorder};
 pub enum LoadStage {
     /// Waiting for a place among the loads under way and for memory to be granted.
     Queue,
+    /// Fetching files of a remote repository.
+    Fetch,
     /// Attempts that failed before the one that did not.
     FailedAttempt,
     /// Finding what the prepared store has of the model.
@@ -28,6 +30,8 @@ pub enum LoadStage {
     Populate,
     /// Creating what the engine shares among all models.
     Environment,
+    /// Loading a model that is new in a process that is thrown away.
+    Trial,
     /// Building the session.
     Session,
     /// Running the configured warm-ups.
@@ -39,14 +43,16 @@ pub enum LoadStage {
 }
 
 impl LoadStage {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Queue,
+        Self::Fetch,
         Self::FailedAttempt,
         Self::LookUp,
         Self::Read,
         Self::Map,
         Self::Populate,
         Self::Environment,
+        Self::Trial,
         Self::Session,
         Self::Warmup,
         Self::FirstRun,
@@ -57,12 +63,14 @@ impl LoadStage {
     pub const fn label(self) -> &'static str {
         match self {
             Self::Queue => "queue",
+            Self::Fetch => "fetch",
             Self::FailedAttempt => "failed-attempt",
             Self::LookUp => "look-up",
             Self::Read => "read",
             Self::Map => "map",
             Self::Populate => "populate",
             Self::Environment => "environment",
+            Self::Trial => "trial",
             Self::Session => "session",
             Self::Warmup => "warmup",
             Self::FirstRun => "first-run",

@@ -4,12 +4,16 @@
 //! carries out what they decide after the lock is released. A request touches no task or channel
 //! on its way to an idle model: the thread that received it queues it, takes the batch and runs it.
 
+mod cached;
 mod effects;
 mod exit;
 mod footprint;
+mod isolated;
 mod load;
+mod made;
 mod policy;
 mod prepare;
+mod queue;
 mod run;
 mod submit;
 #[cfg(test)]
@@ -20,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use dormouse_core::batch::{BatchItem, Batcher, EntryId, ExpiryCause};
+use dormouse_core::batch::{BatchItem, EntryId, ExpiryCause};
 use dormouse_core::code::ErrorCode;
 use dormouse_core::id::ModelId;
 use dormouse_core::keep_alive::{KeepAlive, KeepAlivePolicy};
@@ -31,7 +35,7 @@ use dormouse_core::shape::Shape;
 use dormouse_core::time::Timestamp;
 use dormouse_core::upgrade::{Upgrade, UpgradePolicy};
 use dormouse_model_store::repository::{FileIdentity, GraphFile};
-use dormouse_model_store::spec::ModelSpec;
+use dormouse_model_store::spec::{ModelSpec, RaggedSpec};
 use dormouse_model_store::store::DigestCache;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -41,10 +45,12 @@ use crate::alarm::Ring;
 use crate::engine::{ModelBytes, StopHandle};
 use crate::error::ServeError;
 use crate::host::{Host, InFlightBytes, UnitKey};
+use crate::isolation::IsolatedEngine;
 use crate::metrics::{FailureReason, UnitMetrics};
 use crate::preparation::SourceDigests;
-use crate::request::{InferRequest, InferResponse};
+use crate::request::{InferRequest, InferResponse, Tensor};
 use crate::residency::Held;
+use crate::spans::SpanContext;
 use crate::stats::VersionCounters;
 use crate::timeline::{LoadTimeline, TimelineRecorder};
 
@@ -54,6 +60,7 @@ pub use self::prepare::PreparationReport;
 pub use self::run::{gather_inputs, split_outputs};
 use effects::{Answer, Effects, Failure, LoadWaiter, Place};
 use load::OpenSession;
+use queue::Queue;
 
 /// A run shorter than this may happen on the thread that received the request: handing it to
 /// another thread would cost more than it takes. Only what is sure to be short again is run
@@ -65,6 +72,15 @@ const SHORT_RUN: Duration = Duration::from_micros(150);
 
 /// Where a unit's bytes come from.
 pub trait Source: Send + Sync + std::fmt::Debug {
+    /// Whether the files may have to be fetched first.
+    fn is_remote(&self) -> bool {
+        false
+    }
+    /// Fetches what `read` reads, as far as it is not here.
+    fn fetch(&self, recorder: &TimelineRecorder) -> Result<(), ServeError> {
+        let _ = recorder;
+        Ok(())
+    }
     /// Reads graph and weights, or opens the file that holds them.
     fn read(&self) -> Result<SourceModel, ServeError>;
     /// The size of everything that `read` reads, or about that.
@@ -82,6 +98,12 @@ pub trait Source: Send + Sync + std::fmt::Debug {
     /// How long until the files count as unchanged since they were last written.
     fn settles_in(&self) -> Duration {
         Duration::ZERO
+    }
+    /// Reads a file of the model's `initial_state` folder.
+    fn initial_state_file(&self, name: &str) -> Result<Vec<u8>, ServeError> {
+        Err(ServeError::unavailable(format!(
+            "initial state file '{name}' cannot be read: the model has no folder"
+        )))
     }
     /// Reads a file of the model's `warmup` folder.
     fn warmup_file(&self, name: &str) -> Result<Vec<u8>, ServeError>;
@@ -131,8 +153,12 @@ pub struct Unit {
     host: Arc<Host>,
     metrics: OnceLock<UnitMetrics>,
     state: Mutex<State>,
+    /// What the first request of a sequence is given.
+    initial_states: Mutex<Arc<[Tensor]>>,
     /// Tells units apart.
     serial: u64,
+    /// What opens its sessions in a process of their own, if it is to run there.
+    isolated: Option<Arc<IsolatedEngine>>,
     this: Weak<Self>,
 }
 
@@ -144,14 +170,14 @@ type Reply = Result<InferResponse, NotAnswered>;
 pub enum NotAnswered {
     /// The unit, or the files it would have been loaded from, were replaced while the request was
     /// on its way; ask its successor.
-    Retired(InferRequest),
+    Retired(Box<InferRequest>),
     Failed(ServeError),
 }
 
 #[derive(Debug)]
 struct State {
     lifecycle: Lifecycle,
-    batcher: Batcher<Pending>,
+    batcher: Queue,
     profile: ServiceProfile,
     /// What runs use.
     session: Option<Arc<OpenSession>>,
@@ -176,6 +202,8 @@ struct State {
     /// Present when answers must leave in the order the requests came.
     order: Option<Sequencer<Answer>>,
     load_started: Option<Timestamp>,
+    /// The request that the load is for, if it is recorded.
+    load_for: Option<SpanContext>,
     load_error: Option<ServeError>,
     timeline: Option<TimelineRecorder>,
     load_waiters: Vec<LoadWaiter>,
@@ -185,6 +213,7 @@ struct State {
     alarms: SmallVec<[Timestamp; 2]>,
     /// A due batch could not get a run slot; one will be handed over.
     waits_for_slot: bool,
+    crashes: isolated::Crashes,
 }
 
 /// The shapes of a run's inputs without their rows, absent where an optional one was left out.
@@ -207,6 +236,8 @@ struct RunInfo {
     /// Requests of the run that somebody still waits for.
     members: SmallVec<[EntryId; 4]>,
     stop: Option<StopHandle>,
+    /// Nothing else of this unit runs beside it.
+    alone: bool,
 }
 
 /// A request in the queue or in a run.
@@ -219,6 +250,8 @@ struct Pending {
     sequence: Option<u64>,
     /// The model takes several requests in one run.
     batchable: bool,
+    /// Inputs whose shapes may differ from those of others in the run.
+    ragged: Option<Arc<RaggedSpec>>,
     cold: bool,
     _bytes: InFlightBytes,
 }
@@ -229,6 +262,9 @@ impl BatchItem for Pending {
     }
 
     fn can_join(&self, first: &Self) -> bool {
+        if let Some(ragged) = &self.ragged {
+            return self.batchable && self.joins_ragged(first, ragged);
+        }
         self.batchable
             && self
                 .request
@@ -260,23 +296,16 @@ impl Unit {
             retry_backoff: defaults.retry_backoff,
             retry_backoff_max: defaults.retry_backoff_max,
         });
-        let preserves_order = spec
-            .batching
-            .as_ref()
-            .is_some_and(|batching| batching.preserve_ordering);
+        let preserves_order = queue::preserves_order(&spec);
         let state = State {
             lifecycle,
-            batcher: Batcher::new(policy::batch_policy(&spec, defaults.max_queue)),
+            batcher: Queue::new(&spec, defaults.max_queue),
             profile: ServiceProfile::default(),
             session: None,
             base: None,
             keep_alive,
             learns: matches!(policy, KeepAlivePolicy::Adaptive(_)),
-            upgrade: Upgrade::new(UpgradePolicy {
-                // A long queue is when shorter runs are wanted most.
-                max_queued: usize::MAX,
-                ..UpgradePolicy::default()
-            }),
+            upgrade: Upgrade::new(UpgradePolicy::default()),
             prepared: false,
             preparing: false,
             unpreparable: false,
@@ -286,14 +315,24 @@ impl Unit {
             latest: None,
             order: preserves_order.then(Sequencer::default),
             load_started: None,
+            load_for: None,
             load_error: None,
             timeline: None,
             load_waiters: Vec::new(),
             retire_waiters: Vec::new(),
             alarms: SmallVec::new(),
             waits_for_slot: false,
+            crashes: isolated::Crashes::new(host.isolation.settings().deaths),
         };
-        Arc::new_cyclic(|this| Self {
+        Arc::new_cyclic(|this: &Weak<Self>| Self {
+            isolated: host.isolation.engine_for(&id, &spec, {
+                let this = this.clone();
+                move |lost| {
+                    if let Some(unit) = this.upgrade() {
+                        unit.worker_died(lost);
+                    }
+                }
+            }),
             id,
             spec,
             source,
@@ -301,6 +340,7 @@ impl Unit {
             host,
             metrics: OnceLock::new(),
             state: Mutex::new(state),
+            initial_states: Mutex::default(),
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             this: this.clone(),
         })
@@ -419,7 +459,8 @@ impl Unit {
             let now = self.host.clock.now();
             let mut state = self.state.lock();
             let mut effects = Effects::default();
-            let queued = state.batcher.queued();
+            state.batcher.retire();
+            let queued = state.batcher.held();
             let action = state.lifecycle.retire(now, queued);
             let (sender, receiver) = oneshot::channel();
             state.retire_waiters.push(sender);
@@ -435,7 +476,7 @@ impl Unit {
     /// Takes every batch that is due and may run now.
     fn pump(&self, state: &mut State, effects: &mut Effects, now: Timestamp) {
         self.expire(state, effects, now);
-        while state.runs.len() < self.spec.concurrency as usize && state.session.is_some() {
+        while self.can_run(state) {
             let State {
                 batcher, profile, ..
             } = state;
@@ -460,6 +501,11 @@ impl Unit {
         self.expire(state, effects, now);
     }
 
+    fn can_run(&self, state: &State) -> bool {
+        let alone = matches!(state.runs[..], [RunInfo { alone: true, .. }]);
+        state.session.is_some() && state.runs.len() < self.spec.concurrency as usize && !alone
+    }
+
     fn acquire_slot(&self) -> bool {
         let unit = self.arc();
         self.host.slots.lock().try_acquire(&UnitKey(unit))
@@ -482,7 +528,7 @@ impl Unit {
         let mut state = self.state.lock();
         state.waits_for_slot = false;
         self.expire(&mut state, &mut effects, now);
-        let can_run = state.session.is_some() && state.runs.len() < self.spec.concurrency as usize;
+        let can_run = self.can_run(&state);
         let State {
             batcher, profile, ..
         } = &mut *state;
@@ -499,7 +545,7 @@ impl Unit {
         }
         self.pump(&mut state, &mut effects, now);
         // What expired here may have been the last that the session was kept for.
-        let queued = state.batcher.queued();
+        let queued = state.batcher.held();
         let action = state.lifecycle.poll(now, queued);
         self.act(&mut state, action, &mut effects, now);
         drop(state);
@@ -519,6 +565,9 @@ impl Unit {
                         expired.waited, self.id
                     ),
                 ),
+                ExpiryCause::SequenceOver => ServeError::unavailable(
+                    "timeout of the corresponding sequence has been expired",
+                ),
             };
             self.fail(
                 state,
@@ -537,7 +586,7 @@ impl Unit {
         let now = self.host.clock.now();
         let mut effects = Effects::default();
         let mut state = self.state.lock();
-        if let Some(pending) = state.batcher.cancel(entry) {
+        if let Some(pending) = state.batcher.cancel(entry, now) {
             self.metrics().pending.decrement(1.0);
             let expired = pending
                 .request
@@ -550,7 +599,7 @@ impl Unit {
             };
             let error = ServeError::new(ErrorCode::Cancelled, "the request was cancelled");
             self.fail(&mut state, &mut effects, pending, Failure { error, reason });
-            let queued = state.batcher.queued();
+            let queued = state.batcher.held();
             let action = state.lifecycle.poll(now, queued);
             self.act(&mut state, action, &mut effects, now);
         } else if let Some(run) = state
@@ -582,6 +631,9 @@ impl Unit {
 
     fn load_refusal(&self, state: &State, retry_at: Timestamp, now: Timestamp) -> ServeError {
         let error = state.load_error.clone().unwrap_or_else(|| self.gone());
+        if state.crashes.is_quarantined() {
+            return error;
+        }
         load::may_retry(error, retry_at - now)
     }
 
@@ -619,7 +671,7 @@ impl Ring for Unit {
             state.alarms.pop();
         }
         self.pump(&mut state, &mut effects, now);
-        let queued = state.batcher.queued();
+        let queued = state.batcher.held();
         let action = state.lifecycle.poll(now, queued);
         self.act(&mut state, action, &mut effects, now);
         drop(state);

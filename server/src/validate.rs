@@ -4,16 +4,19 @@
 use std::fmt::Write;
 
 use dormouse_core::datatype::DataType;
+use dormouse_core::sequence::SequenceId;
 use dormouse_core::shape::{DisplayShape, Shape, element_count};
-use dormouse_model_store::spec::{ModelSpec, TensorSpec};
+use dormouse_model_store::spec::{ControlKind, ModelSpec, TensorSpec};
 
 use crate::error::ServeError;
-use crate::request::{InferRequest, RawInput, RawRequest, Tensor};
+use crate::request::{InferRequest, RawInput, RawRequest, SequenceStep, Tensor};
 
 /// How many names an error lists before it only counts the rest.
 const MAX_LISTED: usize = 16;
 /// Names from the wire are cut to this many characters in errors.
 const MAX_QUOTED: usize = 64;
+/// Triton's limit of a sequence's name, in bytes.
+const MAX_SEQUENCE_ID: usize = 128;
 /// Dimensions from the wire beyond these are only counted in errors.
 const MAX_SHOWN_DIMS: usize = 16;
 
@@ -52,15 +55,55 @@ pub fn validate(spec: &ModelSpec, raw: RawRequest) -> Result<InferRequest, Serve
     if given < inputs.len() {
         check_present(spec, &inputs)?;
     }
+    let rows = rows.map_or(1, |(rows, _)| rows);
+    let sequence = match spec.sequence {
+        None => None,
+        Some(_) => Some(check_step(spec, raw.sequence, rows)?),
+    };
     Ok(InferRequest {
         id: raw.id,
         inputs,
         outputs: check_outputs(spec, &raw.outputs)?,
-        rows: rows.map_or(1, |(rows, _)| rows),
+        rows,
         priority: raw.priority,
         deadline: raw.deadline,
         received: raw.received,
+        sequence,
+        span: raw.span,
     })
+}
+
+/// A request's place in its sequence, which a model with sequences must be told.
+fn check_step(
+    spec: &ModelSpec,
+    sequence: Option<Box<SequenceStep>>,
+    rows: u32,
+) -> Result<Box<SequenceStep>, ServeError> {
+    let refused = |why: &str| {
+        Err(ServeError::invalid(format!(
+            "inference request to model '{}' must {why}",
+            spec.name
+        )))
+    };
+    if rows > 1 {
+        return refused("specify batch-size 1 due to requirements of sequence batcher");
+    }
+    let Some(sequence) = sequence else {
+        return refused("specify a non-zero or non-empty correlation ID");
+    };
+    if let SequenceId::Text(id) = &sequence.step.id {
+        if id.len() > MAX_SEQUENCE_ID {
+            return refused("specify a correlation ID of at most 128 bytes");
+        }
+        let controls = spec.sequence.iter().flat_map(|spec| &spec.controls);
+        let mut numbers = controls.filter(|control| {
+            control.kind == ControlKind::CorrelationId && control.datatype != DataType::Bytes
+        });
+        if numbers.next().is_some() {
+            return refused("specify a correlation ID that is a number, as its CORRID control is");
+        }
+    }
+    Ok(sequence)
 }
 
 /// The index of a tensor; clients mostly keep the model's order, so that place is tried first.

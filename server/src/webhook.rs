@@ -18,7 +18,7 @@ use http::StatusCode;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use self::client::Client;
+pub(crate) use self::client::Client;
 use self::message::{Message, Sender};
 use crate::config::WebhookConfig;
 use crate::events::{Event, Subscription};

@@ -47,6 +47,8 @@ fn batch() -> Vec<InferRequest> {
         priority: 0,
         deadline: None,
         received: Timestamp::ZERO,
+        sequence: None,
+        span: None,
     };
     (0..ROWS).map(|_| request()).collect()
 }

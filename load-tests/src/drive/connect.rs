@@ -1,5 +1,6 @@
 //! Speaking to a server: one surface over gRPC and HTTP.
 
+mod encrypted;
 mod grpc;
 mod http;
 mod json;

@@ -1,6 +1,10 @@
 //! The server that is driven: where it is and how it is spoken to.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -9,7 +13,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Target {
-    /// `grpc://HOST:PORT` or `http://HOST:PORT`.
+    /// `grpc://HOST:PORT` or `http://HOST:PORT`; `grpcs://` or `https://` over TLS.
     pub(crate) url: String,
     /// Instead of what the URL's scheme says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -26,6 +30,36 @@ pub(crate) struct Target {
     /// Sent with every request, as metadata over gRPC.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) headers: BTreeMap<String, String>,
+    /// Sent with every request, and written nowhere.
+    #[serde(skip)]
+    pub(crate) token: Option<Token>,
+    /// Authorities (PEM) to trust instead of the public ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tls_ca: Option<PathBuf>,
+}
+
+/// A token, never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Token(String);
+
+impl Token {
+    pub(crate) fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Token {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
 }
 
 /// What a server speaks.
@@ -59,6 +93,8 @@ impl Target {
             allow_remote: false,
             pid: None,
             headers: BTreeMap::new(),
+            token: None,
+            tls_ca: None,
         }
     }
 
@@ -67,13 +103,18 @@ impl Target {
         let scheme = self.url.split_once("://").map(|(scheme, _)| scheme);
         match (self.protocol, scheme) {
             (Some(protocol), _) => Ok(protocol),
-            (None, Some("grpc")) => Ok(Protocol::Grpc),
-            (None, Some("http")) => Ok(Protocol::Http),
+            (None, Some("grpc" | "grpcs")) => Ok(Protocol::Grpc),
+            (None, Some("http" | "https")) => Ok(Protocol::Http),
             _ => anyhow::bail!(
-                "'{}' must begin with grpc:// or http://, or the protocol must be given",
+                "'{}' must begin with grpc://, grpcs://, http:// or https://, or the protocol must be given",
                 self.url
             ),
         }
+    }
+
+    /// Whether the URL says so.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.url.starts_with("grpcs://") || self.url.starts_with("https://")
     }
 
     /// `HOST:PORT`.

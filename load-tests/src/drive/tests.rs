@@ -263,7 +263,7 @@ async fn only_loopback_is_driven_unless_allowed() {
     let error = format!("{:#}", error.unwrap_err());
     assert!(error.contains("--allow-remote"), "{error}");
     for (url, words) in [
-        ("127.0.0.1:8001", "grpc:// or http://"),
+        ("127.0.0.1:8001", "http:// or https://"),
         ("grpc://127.0.0.1", "a host and a port"),
         ("http://127.0.0.1:1", "cannot connect"),
     ] {

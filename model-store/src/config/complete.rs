@@ -7,6 +7,7 @@ use pb::model_config::SchedulingChoice;
 use pb::model_instance_group::Kind;
 use pb::model_version_policy::{Latest, PolicyChoice};
 
+use super::made::{Made, made};
 use super::tensors::wire_type;
 use crate::graph::{GraphSummary, GraphTensor, GraphType};
 
@@ -134,8 +135,11 @@ fn complete_inputs(config: &mut pb::ModelConfig, graph: &GraphSummary) {
     // As in Triton, initializers that are graph inputs as well are offered only when they are
     // listed: some exporters make graph inputs of all weights, and clients count on the inputs
     // that metadata shows.
-    if config.input.is_empty() && config.batch_input.is_empty() {
-        config.input = graph.inputs.iter().map(named_input).collect();
+    if config.input.is_empty() {
+        let Made { inputs, .. } = made(config);
+        let given = graph.inputs.iter();
+        let given = given.filter(|tensor| !inputs.contains(tensor.name.as_str()));
+        config.input = given.map(named_input).collect();
     }
     let batched = config.max_batch_size > 0;
     for input in &mut config.input {
@@ -163,7 +167,15 @@ fn complete_outputs(
     warnings: &mut Vec<String>,
 ) {
     if config.output.is_empty() {
-        for tensor in &graph.outputs {
+        let kept = made(config).outputs;
+        let shown = |tensor: &&GraphTensor| !kept.contains(tensor.name.as_str());
+        let any_shown = graph.outputs.iter().any(|tensor| shown(&tensor));
+        // States are the server's, unless there is nothing else to answer.
+        let tensors = graph.outputs.iter();
+        let tensors: Vec<_> = tensors
+            .filter(|tensor| !any_shown || shown(tensor))
+            .collect();
+        for tensor in tensors {
             // A classifier's list of maps beside its tensor of labels must not make the labels
             // unreachable.
             if let GraphType::Other(kind) = tensor.kind {
@@ -236,6 +248,9 @@ fn normalize(config: &mut pb::ModelConfig) {
         && config.max_batch_size > 0
     {
         batching.preferred_batch_size.push(config.max_batch_size);
+    }
+    if let Some(SchedulingChoice::SequenceBatching(batching)) = &mut config.scheduling_choice {
+        super::sequence::complete(batching, config.max_batch_size);
     }
     if matches!(
         config.scheduling_choice,

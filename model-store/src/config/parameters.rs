@@ -22,7 +22,15 @@ const LOAD: &str = "dormouse.load";
 const BATCHING: &str = "dormouse.batching";
 const OWN_PREFIX: &str = "dormouse.";
 const WEIGHTS: &str = "dormouse.weights";
-const OWN: [&str; 5] = ["keep_alive", "park_after", "load", "batching", "weights"];
+const ISOLATION: &str = "dormouse.isolation";
+const OWN: [&str; 6] = [
+    "keep_alive",
+    "park_after",
+    "load",
+    "batching",
+    "weights",
+    "isolation",
+];
 
 const ENGINE: [&str; 6] = [
     "intra_op_thread_count",
@@ -49,6 +57,12 @@ pub(super) struct Parameters {
     /// Batch the model even though its rows influence each other.
     pub(super) force_batching: bool,
     pub(super) warnings: Vec<String>,
+}
+
+/// Whether a model asks to be loaded at once, as far as that can be told without its graph.
+pub fn is_eager(config: &pb::ModelConfig) -> bool {
+    let load = config.parameters.get(LOAD);
+    load.is_some_and(|load| load.string_value == "eager")
 }
 
 /// The safetensors file that a configuration names as its graph's weights (`dormouse.weights`).
@@ -134,6 +148,7 @@ impl Parameter<'_> {
             KEEP_ALIVE => read.lifecycle.keep_alive = Some(self.keep_alive()?),
             PARK_AFTER => read.lifecycle.park_after = Some(self.park_after()?),
             LOAD => read.lifecycle.eager = self.choice(["on_demand", "eager"])?,
+            ISOLATION => read.lifecycle.isolated = self.choice(["none", "process"])?,
             BATCHING => read.force_batching = self.choice(["auto", "force"])?,
             // Whoever opens the graph asks for it by `weights_file`, and checks it against the files.
             WEIGHTS => {}

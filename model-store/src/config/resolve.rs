@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dormouse_proto::inference as pb;
@@ -11,7 +12,7 @@ use super::complete::{AutoComplete, BACKEND, PLATFORM, complete};
 use super::error::{ConfigError, ConfigSyntaxError};
 use super::tensors::Signature;
 use super::warmup::{Warmups, stays_inside};
-use super::{json, parameters, scheduling, text, unsupported};
+use super::{json, parameters, ragged, scheduling, sequence, text, unsupported};
 use crate::graph::GraphSummary;
 use crate::spec::ModelSpec;
 
@@ -24,6 +25,8 @@ pub struct ConfigDefaults {
     /// None: the shared thread pool.
     pub intra_op_threads: Option<u32>,
     pub inter_op_threads: Option<u32>,
+    /// The server keeps answers of models that ask for it.
+    pub response_cache: bool,
 }
 
 impl Default for ConfigDefaults {
@@ -34,6 +37,7 @@ impl Default for ConfigDefaults {
             default_max_batch_size: auto.default_max_batch_size,
             intra_op_threads: None,
             inter_op_threads: None,
+            response_cache: false,
         }
     }
 }
@@ -74,6 +78,10 @@ pub fn resolve(input: ResolveInput<'_>) -> Result<ModelSpec, ConfigError> {
     check_name(&model, &config)?;
     let mut warnings = unsupported::check(&model, &config)?;
     warnings.extend(graph.warnings.iter().cloned());
+    if config.response_cache.is_some_and(|cache| cache.enable) && !defaults.response_cache {
+        let why = "the server keeps no answers (--cache-config)";
+        warnings.push(format!("response_cache has no effect: {why}"));
+    }
     check_backend(&model, &config)?;
     let auto = AutoComplete {
         enabled: defaults.auto_complete,
@@ -100,14 +108,22 @@ pub fn resolve(input: ResolveInput<'_>) -> Result<ModelSpec, ConfigError> {
     let read = parameters::read(&model, &config, defaults)?;
     warnings.extend(read.warnings);
     let batching = scheduling::dynamic_batching(&model, &config)?;
+    let sequence = sequence::read(&model, &config, graph)?;
+    let ragged = ragged::read(&signature, &inputs, &outputs)?;
+    // A graph for ragged batches tells the requests apart by itself.
     let coupling = graph
         .batch_coupling
         .first()
-        .filter(|_| !read.force_batching);
-    let runs_rows_together = batching.is_some() && max_batch_size > 1 && coupling.is_none();
-    if let (Some(_), Some(reason)) = (&batching, coupling) {
+        .filter(|_| !read.force_batching && ragged.is_none());
+    let forms_batches = batching.is_some() || sequence.is_some();
+    let runs_rows_together = forms_batches && max_batch_size > 1 && coupling.is_none();
+    if let (true, Some(reason)) = (forms_batches, coupling) {
+        let field = match sequence {
+            None => "dynamic_batching",
+            Some(_) => "sequence_batching",
+        };
         warnings.push(format!(
-            "dynamic_batching forms no batches: {reason}; each request runs alone (set parameter \
+            "{field} forms no batches: {reason}; each request runs alone (set parameter \
              'dormouse.batching' to 'force' to batch all the same)"
         ));
     }
@@ -124,6 +140,8 @@ pub fn resolve(input: ResolveInput<'_>) -> Result<ModelSpec, ConfigError> {
         outputs,
         max_batch_size,
         batching,
+        sequence,
+        ragged: ragged.map(Arc::new),
         runs_rows_together,
         concurrency: scheduling::concurrency(&model, &config.instance_group)?,
         session: read.session,
@@ -133,6 +151,7 @@ pub fn resolve(input: ResolveInput<'_>) -> Result<ModelSpec, ConfigError> {
             .model_transaction_policy
             .is_some_and(|policy| policy.decoupled),
         model_filename: config.default_model_filename.clone(),
+        labels: BTreeMap::new(),
         warnings,
         name: model,
         config,

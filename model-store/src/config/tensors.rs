@@ -8,6 +8,7 @@ use dormouse_core::shape::{DisplayShape, Shape, element_count};
 use dormouse_proto::inference as pb;
 
 use super::error::ConfigError;
+use super::made::made;
 use super::suggest;
 use crate::graph::{GraphSummary, GraphTensor, GraphType};
 use crate::spec::TensorSpec;
@@ -56,6 +57,8 @@ struct Declared<'a> {
     dims: &'a [i64],
     reshape: Option<&'a [i64]>,
     optional: bool,
+    /// The graph sees the elements of the whole batch in one row.
+    flat: bool,
 }
 
 /// Checks a completed configuration's tensors against the graph.
@@ -80,16 +83,17 @@ impl Signature<'_> {
                 .as_ref()
                 .map(|reshape| reshape.shape.as_slice()),
             optional: input.optional,
+            flat: input.allow_ragged_batch,
         });
         let specs = self.tensors(declared, &known)?;
         for (spec, input) in specs.iter().zip(&self.config.input) {
             self.check_input(spec, input)?;
         }
-        match graph
-            .inputs
-            .iter()
-            .find(|tensor| !specs.iter().any(|spec| *spec.name == tensor.name))
-        {
+        let made = made(self.config).inputs;
+        match graph.inputs.iter().find(|tensor| {
+            !specs.iter().any(|spec| *spec.name == tensor.name)
+                && !made.contains(tensor.name.as_str())
+        }) {
             None => Ok(specs),
             Some(missing) => Err(ConfigError::MissingInput {
                 model: self.model.clone(),
@@ -101,6 +105,10 @@ impl Signature<'_> {
     /// The outputs an answer may hold; the graph may have more.
     pub(super) fn outputs(&self) -> Result<Vec<TensorSpec>, ConfigError> {
         let known: Vec<_> = self.graph.outputs.iter().collect();
+        let scattered = |name: &String| {
+            let mut outputs = self.config.batch_output.iter();
+            outputs.any(|output| output.target_name.contains(name))
+        };
         let declared = self.config.output.iter().map(|output| Declared {
             side: "output",
             name: &output.name,
@@ -111,6 +119,7 @@ impl Signature<'_> {
                 .as_ref()
                 .map(|reshape| reshape.shape.as_slice()),
             optional: false,
+            flat: scattered(&output.name),
         });
         let specs = self.tensors(declared, &known)?;
         if specs.is_empty() {
@@ -232,6 +241,16 @@ impl Signature<'_> {
         let Some(graph_dims) = &tensor.dims else {
             return Ok(false);
         };
+        if declared.flat {
+            return match graph_dims[..] {
+                [-1] => Ok(false),
+                _ => Err(self.mismatch(
+                    declared,
+                    "a ragged batch, for which the shape must be [-1]".to_owned(),
+                    DisplayShape(graph_dims).to_string(),
+                )),
+            };
+        }
         if batched && graph_dims.first() != Some(&-1) {
             return Err(self.mismatch(
                 declared,

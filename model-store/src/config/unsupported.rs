@@ -49,11 +49,6 @@ pub(super) fn check(
         "it is for TensorRT models",
     );
     warn(
-        any_output(|output| !output.label_filename.is_empty()),
-        "output.label_filename",
-        "the classification extension is not offered",
-    );
-    warn(
         !config.cc_model_filenames.is_empty(),
         "cc_model_filenames",
         CPU_ONLY,
@@ -67,11 +62,6 @@ pub(super) fn check(
         config.model_repository_agents.is_some(),
         "model_repository_agents",
         "agents are not supported",
-    );
-    warn(
-        config.response_cache.is_some_and(|cache| cache.enable),
-        "response_cache",
-        "answers are not cached",
     );
     warn(
         config.model_metrics.is_some(),
@@ -99,30 +89,18 @@ fn refuse_what_changes_answers(
     };
     let choice = config.scheduling_choice.as_ref();
     refuse(
-        matches!(choice, Some(SchedulingChoice::SequenceBatching(_))),
-        "sequence_batching",
-        "requests would lose the state of their sequence",
+        matches!(
+            choice,
+            Some(SchedulingChoice::SequenceBatching(batching)) if batching.iterative_sequence
+        ),
+        "sequence_batching.iterative_sequence",
+        "an ONNX graph cannot ask to be run again",
     )?;
     refuse(
         matches!(choice, Some(SchedulingChoice::EnsembleScheduling(_)))
             || config.platform == "ensemble",
         "ensemble_scheduling",
         "its steps would not be run",
-    )?;
-    refuse(
-        !config.batch_input.is_empty(),
-        "batch_input",
-        "the graph would miss inputs made from the batch",
-    )?;
-    refuse(
-        !config.batch_output.is_empty(),
-        "batch_output",
-        "outputs would be split wrongly",
-    )?;
-    refuse(
-        config.input.iter().any(|input| input.allow_ragged_batch),
-        "input.allow_ragged_batch",
-        "requests of different shapes would not be joined as the graph expects",
     )?;
     refuse(
         config

@@ -1,10 +1,9 @@
 //! What tells one state of a model from another, without reading its files.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 
-use super::RepositoryError;
 use super::folder::{EntryKind, FileIdentity, Folder};
+use super::{RepositoryError, remote};
 
 /// The most files and folders of one version.
 const MAX_FILES: usize = 10_000;
@@ -19,13 +18,18 @@ pub struct FileStamp {
     pub size: u64,
     /// Seconds and nanoseconds of the last change of content.
     pub modified: (i64, i64),
-    /// Device and inode; for a file in memory, a hash of its content.
+    /// Device and inode; for a file in memory, a hash of its content, and for one that is
+    /// elsewhere, of what its server tells it by.
     pub inode: (u64, u64),
 }
 
 impl FileStamp {
-    /// Whether this is the state of an opened file.
+    /// Whether this is the state of an opened file. The copy of a file that is elsewhere was
+    /// opened by its state and has it.
     pub fn is(&self, file: &FileIdentity) -> bool {
+        if self.inode.0 == remote::ELSEWHERE {
+            return self.size == file.size;
+        }
         let (seconds, nanoseconds) = self.modified;
         let modified_ns = seconds
             .saturating_mul(1_000_000_000)
@@ -92,16 +96,20 @@ fn stamp(folder: &Folder, name: &str, path: String) -> Result<FileStamp, Reposit
                 inode: (metadata.dev(), metadata.ino()),
             })
         }
-        Folder::Memory(memory) => {
-            let content = memory.files.get(&format!("{}{name}", memory.prefix));
-            let mut hasher = DefaultHasher::new();
-            content.hash(&mut hasher);
+        Folder::Memory(tree) => {
+            let content = tree.get(name);
             Ok(FileStamp {
                 path,
-                size: content.map_or(0, |content| content.len() as u64),
+                size: content.map_or(0, |content| content.bytes.len() as u64),
                 modified: (0, 0),
-                inode: (0, hasher.finish()),
+                inode: (0, content.map_or(0, |content| content.hash)),
             })
         }
+        Folder::Elsewhere(elsewhere) => match elsewhere.tree.get(name) {
+            Some(file) => Ok(remote::stamp(file, path)),
+            None => Err(RepositoryError::NotFound {
+                path: folder.join(name),
+            }),
+        },
     }
 }

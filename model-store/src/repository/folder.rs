@@ -1,7 +1,8 @@
-//! A model's files, wherever they are: on disk, or handed over in memory.
+//! A model's files, wherever they are: on disk, handed over in memory, or elsewhere.
 
-use std::collections::BTreeMap;
+use std::any::Any;
 use std::fs::{File, Metadata};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::sync::Arc;
@@ -11,6 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::RepositoryError;
 use super::beneath::Dir;
+use super::remote::RemoteFolder;
+use super::tree::Tree;
 use crate::onnx::ReadAt;
 
 /// Files at least this large are read by two threads: one does not fill the memory bus.
@@ -36,25 +39,26 @@ pub(super) struct Entry {
 #[derive(Clone, Debug)]
 pub(super) enum Folder {
     Disk(Arc<Dir>),
-    Memory(MemoryFolder),
+    Memory(Tree<MemoryFile>),
+    Elsewhere(RemoteFolder),
 }
 
-/// The files whose paths start with `prefix`, which is empty or ends with a slash.
+/// A file that was handed over.
 #[derive(Clone, Debug)]
-pub(super) struct MemoryFolder {
-    pub(super) model: Arc<str>,
-    pub(super) files: Arc<BTreeMap<String, Bytes>>,
-    pub(super) prefix: String,
+pub(super) struct MemoryFile {
+    pub(super) bytes: Bytes,
+    /// A hash of its content, in the place of an inode's number.
+    pub(super) hash: u64,
 }
 
-impl MemoryFolder {
-    fn below<'a>(&'a self, relative: &'a str) -> impl Iterator<Item = (&'a str, &'a Bytes)> {
-        let prefix = match relative {
-            "" => self.prefix.clone(),
-            relative => format!("{}{relative}/", self.prefix),
-        };
-        let found = self.files.range(prefix.clone()..);
-        found.map_while(move |(path, bytes)| Some((path.strip_prefix(&prefix)?, bytes)))
+impl MemoryFile {
+    pub(super) fn new(bytes: Bytes) -> Self {
+        let mut hasher = DefaultHasher::new();
+        bytes.hash(&mut hasher);
+        Self {
+            bytes,
+            hash: hasher.finish(),
+        }
     }
 }
 
@@ -62,25 +66,23 @@ impl Folder {
     pub(super) fn kind(&self, relative: &str) -> Result<Option<EntryKind>, RepositoryError> {
         match self {
             Self::Disk(dir) => dir.kind(relative),
-            Self::Memory(memory) => {
-                let path = format!("{}{relative}", memory.prefix);
-                Ok(if memory.files.contains_key(&path) {
-                    Some(EntryKind::File)
-                } else {
-                    memory.below(relative).next().map(|_| EntryKind::Folder)
-                })
-            }
+            Self::Memory(tree) => Ok(tree.kind(relative)),
+            Self::Elsewhere(folder) => Ok(folder.tree.kind(relative)),
         }
     }
 
     pub(super) fn folder(&self, relative: &str) -> Result<Self, RepositoryError> {
         match self {
             Self::Disk(dir) => Ok(Self::Disk(Arc::new(Dir::open_below(dir, relative)?))),
-            Self::Memory(memory) => match self.kind(relative)? {
-                Some(EntryKind::Folder) => Ok(Self::Memory(MemoryFolder {
-                    prefix: format!("{}{relative}/", memory.prefix),
-                    ..memory.clone()
-                })),
+            Self::Memory(_) | Self::Elsewhere(_) => match self.kind(relative)? {
+                Some(EntryKind::Folder) => Ok(match self {
+                    Self::Elsewhere(folder) => Self::Elsewhere(RemoteFolder {
+                        tree: folder.tree.folder(relative),
+                        remote: Arc::clone(&folder.remote),
+                    }),
+                    Self::Memory(tree) => Self::Memory(tree.folder(relative)),
+                    Self::Disk(_) => self.clone(),
+                }),
                 Some(_) => Err(RepositoryError::NotAFolder {
                     path: self.join(relative),
                 }),
@@ -106,23 +108,8 @@ impl Folder {
                 }
                 Ok(entries)
             }
-            Self::Memory(memory) => {
-                let mut entries: Vec<Entry> = Vec::new();
-                for (path, _) in memory.below("") {
-                    let (name, kind) = match path.split_once('/') {
-                        Some((name, _)) => (name, EntryKind::Folder),
-                        None => (path, EntryKind::File),
-                    };
-                    if entries.last().is_none_or(|last| last.name != name) {
-                        entries.push(Entry {
-                            name: name.to_owned(),
-                            kind,
-                            utf8: true,
-                        });
-                    }
-                }
-                Ok(entries)
-            }
+            Self::Memory(tree) => Ok(tree.entries()),
+            Self::Elsewhere(folder) => Ok(folder.tree.entries()),
         }
     }
 
@@ -132,33 +119,30 @@ impl Folder {
         match self {
             Self::Disk(dir) => {
                 let file = dir.open_file(relative)?;
-                let metadata = file.metadata().map_err(|cause| dir.io(relative, cause))?;
-                if !metadata.is_file() {
-                    let found = describe(&metadata);
-                    return Err(RepositoryError::NotRegular { path, found });
-                }
-                let identity = FileIdentity::of(&metadata);
-                Ok(OpenFile {
-                    path,
-                    links: metadata.nlink(),
-                    identity,
-                    content: Content::Disk(file),
-                })
+                OpenFile::on_disk(path, file, None)
             }
-            Self::Memory(memory) => {
-                let name = format!("{}{relative}", memory.prefix);
-                let Some(bytes) = memory.files.get(&name) else {
+            Self::Memory(tree) => {
+                let Some(file) = tree.get(relative) else {
                     return Err(RepositoryError::NotFound { path });
                 };
                 Ok(OpenFile {
                     path,
                     links: 1,
                     identity: FileIdentity {
-                        size: bytes.len() as u64,
+                        size: file.bytes.len() as u64,
+                        inode: file.hash,
                         ..FileIdentity::default()
                     },
-                    content: Content::Memory(bytes.clone()),
+                    content: Content::Memory(file.bytes.clone()),
+                    hold: None,
                 })
+            }
+            Self::Elsewhere(folder) => {
+                let Some(listed) = folder.tree.get(relative) else {
+                    return Err(RepositoryError::NotFound { path });
+                };
+                let copy = folder.open(listed, &path)?;
+                OpenFile::on_disk(path, copy.file, Some(Hold(copy.hold)))
             }
         }
     }
@@ -179,7 +163,8 @@ impl Folder {
     pub(super) fn join(&self, relative: &str) -> String {
         match self {
             Self::Disk(dir) => dir.join(relative),
-            Self::Memory(memory) => format!("{}/{}{relative}", memory.model, memory.prefix),
+            Self::Memory(tree) => tree.join(relative),
+            Self::Elsewhere(folder) => folder.tree.join(relative),
         }
     }
 }
@@ -223,6 +208,18 @@ pub struct OpenFile {
     pub(super) links: u64,
     pub(super) identity: FileIdentity,
     content: Content,
+    /// Keeps the copy of a file that is elsewhere.
+    #[expect(dead_code, reason = "its life is what counts")]
+    hold: Option<Hold>,
+}
+
+/// See [`super::LocalCopy`].
+struct Hold(#[expect(dead_code, reason = "its life is what counts")] Arc<dyn Any + Send + Sync>);
+
+impl std::fmt::Debug for Hold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hold")
+    }
 }
 
 #[derive(Debug)]
@@ -245,6 +242,24 @@ impl ReadAt for OpenFile {
 }
 
 impl OpenFile {
+    fn on_disk(path: String, file: File, hold: Option<Hold>) -> Result<Self, RepositoryError> {
+        let metadata = match file.metadata() {
+            Ok(metadata) => metadata,
+            Err(cause) => return Err(RepositoryError::Io { path, cause }),
+        };
+        if !metadata.is_file() {
+            let found = describe(&metadata);
+            return Err(RepositoryError::NotRegular { path, found });
+        }
+        Ok(Self {
+            path,
+            links: metadata.nlink(),
+            identity: FileIdentity::of(&metadata),
+            content: Content::Disk(file),
+            hold,
+        })
+    }
+
     /// The file's path relative to the repository.
     pub fn path(&self) -> &str {
         &self.path

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::fingerprint::{self, Fingerprint};
-use super::folder::{EntryKind, Folder, MemoryFolder};
+use super::folder::{EntryKind, Folder, MemoryFile};
 use super::graph_file::GraphFile;
+use super::remote::{self, RemoteFile, RemoteFolder};
+use super::tree::Tree;
 use super::{Dir, RepositoryError};
 use crate::names::{check_name, check_relative_path, check_version_folder};
 
@@ -38,14 +40,37 @@ impl ModelDir {
             check(path, "path", check_relative_path(path))?;
         }
         let name: Arc<str> = Arc::from(name);
+        let files = files.into_iter();
+        let files = files.map(|(path, bytes)| (path, MemoryFile::new(bytes)));
         Ok(Self {
             name: name.clone(),
-            folder: Folder::Memory(MemoryFolder {
-                model: name,
-                files: Arc::new(files),
-                prefix: String::new(),
-            }),
+            folder: Folder::Memory(Tree::new(name, Arc::new(files.collect()))),
         })
+    }
+
+    pub(super) fn elsewhere(name: Arc<str>, folder: RemoteFolder) -> Self {
+        Self {
+            name,
+            folder: Folder::Elsewhere(folder),
+        }
+    }
+
+    /// The folder as it is now: one on disk always is, of one that is elsewhere the last listing
+    /// tells.
+    pub fn latest(&self) -> Result<Self, RepositoryError> {
+        match &self.folder {
+            Folder::Elsewhere(folder) => remote::model_dir(&folder.remote, &self.name),
+            Folder::Disk(_) | Folder::Memory(_) => Ok(self.clone()),
+        }
+    }
+
+    /// The files as their server tells of them, by their paths relative to this folder; none for
+    /// a folder on this machine.
+    pub fn remote_files(&self) -> Option<&BTreeMap<String, RemoteFile>> {
+        match &self.folder {
+            Folder::Elsewhere(folder) => Some(&folder.tree.files),
+            Folder::Disk(_) | Folder::Memory(_) => None,
+        }
     }
 
     /// The model's name.

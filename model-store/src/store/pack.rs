@@ -4,6 +4,7 @@ use std::fs::File;
 use std::hint::black_box;
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use memmap2::{Advice, Mmap, UncheckedAdvice};
@@ -34,6 +35,11 @@ impl Pack {
             tracing::debug!(pack = %digest, %error, "no huge pages");
         }
         Ok(Self { digest, map, file })
+    }
+
+    /// Maps a pack that another process of ours has found in the store and handed over.
+    pub fn handed_over(file: OwnedFd, digest: Digest) -> io::Result<Self> {
+        Self::map(file.into(), digest)
     }
 
     pub fn digest(&self) -> Digest {
@@ -159,6 +165,13 @@ fn page_size() -> usize {
     // SAFETY: it takes a number and gives a number.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
+}
+
+impl AsFd for Pack {
+    /// The file, open for reading: what is handed over with it cannot be written.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
 }
 
 #[cfg(test)]

@@ -90,6 +90,24 @@ pub struct EntryId {
     sequence: u64,
 }
 
+impl EntryId {
+    /// The slot of what waits in a sequence and in no queue.
+    const IN_SEQUENCE: u32 = u32::MAX;
+
+    /// Names a step of a sequence.
+    pub(crate) fn of_step(number: u64) -> Self {
+        Self {
+            slot: Self::IN_SEQUENCE,
+            sequence: number,
+        }
+    }
+
+    /// The number of a step of a sequence.
+    pub(crate) fn step(self) -> Option<u64> {
+        (self.slot == Self::IN_SEQUENCE).then_some(self.sequence)
+    }
+}
+
 /// Why an item was not accepted.
 #[derive(Debug)]
 pub enum Refused<T> {
@@ -106,6 +124,8 @@ pub enum ExpiryCause {
     Deadline,
     /// The queue timeout of its level, or its own shorter one.
     QueueTimeout,
+    /// Another step of its sequence was given up: the sequence is over.
+    SequenceOver,
 }
 
 /// An item that waited too long.
@@ -126,6 +146,8 @@ pub struct Batch<T> {
     pub entries: Vec<(EntryId, T, Timestamp)>,
     /// Sum of the items' rows.
     pub rows: u32,
+    /// Whether nothing else is to run beside it.
+    pub alone: bool,
 }
 
 /// The waiting requests of one model.
@@ -133,6 +155,8 @@ pub struct Batch<T> {
 pub struct Batcher<T> {
     policy: BatchPolicy,
     queue: Queue<T>,
+    /// Whether the next batch is its first request alone.
+    starts_alone: bool,
 }
 
 /// The batch at the head of the queue: how many entries, how many rows, and when it may leave.
@@ -156,7 +180,11 @@ impl<T: BatchItem> Batcher<T> {
             policy.levels.push(QueuePolicy::default());
         }
         let queue = Queue::new(policy.levels.len());
-        Self { policy, queue }
+        Self {
+            policy,
+            queue,
+            starts_alone: false,
+        }
     }
 
     /// Accepts an item, or gives it back with the reason.
@@ -181,6 +209,16 @@ impl<T: BatchItem> Batcher<T> {
         Ok(self
             .queue
             .push(level, Node::new(item, now, deadline, timeout_at)))
+    }
+
+    /// The model is ready for those who waited for it: the first of them runs alone and at once.
+    ///
+    /// Where a run of many rows takes many times as long, nobody would have an answer before all
+    /// of a full batch have theirs; and runs side by side share the processors. Not where batches
+    /// are waited for: those left over would wait again.
+    pub fn start_alone(&mut self) {
+        let waits = !self.policy.max_delay.is_zero() || !self.policy.preferred_rows.is_empty();
+        self.starts_alone = self.queue.len() > 1 && !waits;
     }
 
     /// Takes an item out, for instance because its client has gone.
@@ -226,6 +264,7 @@ impl<T: BatchItem> Batcher<T> {
             // The rest goes now, as it would have gone in company: the model has fallen behind.
             plan = self.plan(Some(now), &expected_run)?;
         }
+        let alone = std::mem::take(&mut self.starts_alone);
         let mut entries = Vec::with_capacity(plan.entries);
         for _ in 0..plan.entries {
             let (id, node) = self.queue.pop_first().expect("planned entries are queued");
@@ -234,6 +273,7 @@ impl<T: BatchItem> Batcher<T> {
         Some(Batch {
             entries,
             rows: plan.rows,
+            alone,
         })
     }
 
@@ -250,6 +290,7 @@ impl<T: BatchItem> Batcher<T> {
 
     /// Takes out everything, for instance because the model could not be loaded.
     pub fn flush(&mut self) -> Vec<T> {
+        self.starts_alone = false;
         self.queue.drain()
     }
 
@@ -315,7 +356,7 @@ impl<T: BatchItem> Batcher<T> {
         let mut limits = Limits::default();
         limits.add(first, self.rejects(first));
         let mut best = preferred.binary_search(&rows).is_ok().then_some((1, rows));
-        let mut closed = rows >= max_rows;
+        let mut closed = rows >= max_rows || self.starts_alone;
         while !closed && let Some(node) = nodes.next() {
             let sum = rows.saturating_add(node.rows);
             // Counting entries too bounds a batch of items without rows.

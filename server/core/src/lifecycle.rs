@@ -156,6 +156,8 @@ pub struct Lifecycle {
     last_activity: Timestamp,
     /// Loads failed since the last success.
     failures: u32,
+    /// The session was lost, and the model is loaded again at its time without being asked for.
+    restarts: bool,
 }
 
 impl Lifecycle {
@@ -175,6 +177,7 @@ impl Lifecycle {
             last_use: Timestamp::ZERO,
             last_activity: Timestamp::ZERO,
             failures: 0,
+            restarts: false,
         }
     }
 
@@ -256,6 +259,7 @@ impl Lifecycle {
             }
             Stage::Failed { retry_at } if now < retry_at => Demand::Refuse { retry_at },
             Stage::Failed { .. } => {
+                self.restarts = false;
                 self.stage = Stage::Loading;
                 Demand::StartLoad
             }
@@ -348,6 +352,58 @@ impl Lifecycle {
         };
     }
 
+    /// The session is gone though nobody closed it. Without `restart_at` the model is not loaded
+    /// again until it is [`Lifecycle::pardoned`]; with a time that has come it is loaded at once,
+    /// and what waits goes on waiting; otherwise the driver answers everything that waits.
+    ///
+    /// Has no effect on a model that has no session, or whose session is being closed.
+    pub fn lost(&mut self, now: Timestamp, restart_at: Option<Timestamp>) -> Option<Action> {
+        if !matches!(self.stage, Stage::Warm | Stage::Parked) {
+            return None;
+        }
+        self.dropped = false;
+        self.last_activity = now;
+        self.give_up_expectation();
+        if self.retiring {
+            self.occupied = false;
+            self.stage = Stage::Retired;
+            return None;
+        }
+        match restart_at {
+            Some(at) if at <= now => {
+                self.stage = Stage::Loading;
+                Some(Action::StartLoad)
+            }
+            at => {
+                self.fail_until(at);
+                None
+            }
+        }
+    }
+
+    /// A load that failed must not be tried again until the model is pardoned.
+    pub fn barred(&mut self) {
+        if matches!(self.stage, Stage::Failed { .. }) {
+            self.fail_until(None);
+        }
+    }
+
+    /// Somebody who knows better wants a failed model tried again now.
+    pub fn pardoned(&mut self) {
+        if matches!(self.stage, Stage::Failed { .. }) {
+            self.stage = Stage::Cold;
+            self.failures = 0;
+            self.restarts = false;
+        }
+    }
+
+    fn fail_until(&mut self, at: Option<Timestamp>) {
+        self.occupied = false;
+        self.restarts = at.is_some();
+        let retry_at = at.unwrap_or(Timestamp::from_nanos(u64::MAX));
+        self.stage = Stage::Failed { retry_at };
+    }
+
     /// A batch went to the session.
     pub fn run_started(&mut self, now: Timestamp) {
         debug_assert_eq!(self.stage, Stage::Warm, "only a warm model runs");
@@ -370,6 +426,14 @@ impl Lifecycle {
         self.occupied = queued > 0;
         if self.stage == Stage::Cold {
             return self.prewarm(now);
+        }
+        if let Stage::Failed { retry_at } = self.stage {
+            let due = self.restarts && now >= retry_at;
+            return due.then(|| {
+                self.restarts = false;
+                self.stage = Stage::Loading;
+                Action::StartLoad
+            });
         }
         if !self.is_idle() {
             return None;
@@ -449,6 +513,9 @@ impl Lifecycle {
     pub fn wake_at(&self) -> Option<Timestamp> {
         if self.stage == Stage::Cold {
             return self.prewarm_at();
+        }
+        if let Stage::Failed { retry_at } = self.stage {
+            return self.restarts.then_some(retry_at);
         }
         // What runs, waits or parks produces an event of its own; a timer in the past would only
         // spin.

@@ -21,8 +21,6 @@ pub struct Packing {
 pub struct UpgradePolicy {
     /// Runs since the model woke before which nothing is built, whatever it promises.
     pub min_runs: u32,
-    /// Requests in the queue above which the processors are left to them.
-    pub max_queued: usize,
     /// How many times the expected gain must exceed the cost of the build.
     pub margin: u32,
 }
@@ -31,7 +29,6 @@ impl Default for UpgradePolicy {
     fn default() -> Self {
         Self {
             min_runs: 2,
-            max_queued: 2,
             margin: 1,
         }
     }
@@ -99,12 +96,11 @@ impl Upgrade {
         self.runs = self.runs.saturating_add(1);
     }
 
-    /// Starts a build when its gain is expected to exceed its cost and the queue is short.
-    pub fn poll(&mut self, queued: usize) -> Option<BuildId> {
+    /// Starts a build when its gain is expected to exceed its cost, however long the queue is:
+    /// that is when shorter runs are wanted most.
+    pub fn poll(&mut self) -> Option<BuildId> {
         let packing = self.packing?;
-        let ready = self.progress == Progress::Unpacked
-            && self.runs >= self.policy.min_runs
-            && queued <= self.policy.max_queued;
+        let ready = self.progress == Progress::Unpacked && self.runs >= self.policy.min_runs;
         if !ready {
             return None;
         }
@@ -177,7 +173,7 @@ mod tests {
         for _ in 0..runs {
             upgrade.ran();
         }
-        upgrade.poll(0)
+        upgrade.poll()
     }
 
     #[test]
@@ -208,16 +204,6 @@ mod tests {
             assert_eq!(run(&mut upgrade, 1), None);
             upgrade.dropped();
         }
-    }
-
-    #[test]
-    fn long_queue_comes_before_the_build() {
-        let mut upgrade = woken();
-        for _ in 0..1000 {
-            upgrade.ran();
-        }
-        assert_eq!(upgrade.poll(3), None);
-        assert!(upgrade.poll(2).is_some());
     }
 
     #[test]

@@ -18,29 +18,52 @@ use crate::engine::onnx::{OnnxEngine, OnnxOptions};
 use crate::error::ServeError;
 use crate::events::Events;
 use crate::host::{Host, InFlight, UnitDefaults};
+use crate::isolation::Isolation;
 use crate::metrics::Metrics;
 use crate::registry::{Registry, RegistryConfig};
 use crate::runtime_library;
+use crate::spans::Tracer;
 use crate::wake::Wake;
 
 /// The models of a repository, without a server in front of them.
 pub async fn open_registry(config: Config) -> Result<Arc<Registry>, StartError> {
     let clock = Clock::start();
-    let host = host(&config, &engine(&config)?, clock, Alarm::spawn(clock)?)?;
+    let metrics = Metrics::new()?;
+    let recording = Recording {
+        metrics,
+        tracer: None,
+    };
+    let host = host(
+        &config,
+        &engine(&config)?,
+        clock,
+        Alarm::spawn(clock)?,
+        recording,
+    )?;
     registry(&config, &host).await
 }
 
+/// Where what happens is noted.
+pub(super) struct Recording {
+    pub(super) metrics: Metrics,
+    pub(super) tracer: Option<Tracer>,
+}
+
 pub(super) fn engine(config: &Config) -> Result<Arc<dyn Engine>, StartError> {
+    let engine = OnnxEngine::new(engine_options(config)?).map_err(StartError::Engine)?;
+    Ok(Arc::new(engine))
+}
+
+/// What the engine is made of, here and in workers.
+fn engine_options(config: &Config) -> Result<OnnxOptions, StartError> {
     let library = runtime_library::locate(config.engine.library.as_deref())?;
-    let engine = OnnxEngine::new(OnnxOptions {
+    Ok(OnnxOptions {
         intra_op_threads: config.engine.intra_op_threads.map(|count| count as usize),
         inter_op_threads: config.engine.inter_op_threads.map(|count| count as usize),
         global_thread_pool: config.engine.global_thread_pool,
         allow_spinning: config.engine.spinning,
         ..OnnxOptions::new(library)
     })
-    .map_err(StartError::Engine)?;
-    Ok(Arc::new(engine))
 }
 
 pub(super) fn host(
@@ -48,17 +71,27 @@ pub(super) fn host(
     engine: &Arc<dyn Engine>,
     clock: Clock,
     alarm: Alarm,
+    recording: Recording,
 ) -> Result<Arc<Host>, StartError> {
+    let metrics = recording.metrics;
+    let isolation = Isolation::new(
+        config.isolation.clone(),
+        engine_options(config)?,
+        Arc::clone(engine),
+        metrics.clone(),
+    );
     Ok(Arc::new(Host {
         clock,
         engine: Arc::clone(engine),
         alarm,
-        metrics: Metrics::new()?,
+        metrics,
+        isolation,
         slots: Mutex::new(RunSlots::new(config.limits.max_concurrent_runs)),
         loads: Arc::new(Semaphore::new(config.load_threads)),
         in_flight: InFlight::new(config.limits.max_bytes_in_flight),
         activity: Activity::new(clock),
         events: Events::default(),
+        tracer: recording.tracer,
         wake: Wake::new(&config.wake, config.load_threads, engine, clock),
         runtime: tokio::runtime::Handle::current(),
         defaults: UnitDefaults {
@@ -78,6 +111,8 @@ pub(super) async fn registry(
 ) -> Result<Arc<Registry>, StartError> {
     let registry_config = RegistryConfig {
         repositories: config.repositories.clone(),
+        remote: config.remote.clone(),
+        tolerates_unreachable: !config.exit_on_error,
         control: config.control.clone(),
         config_name: config.model_config_name.clone(),
         defaults: ConfigDefaults {
@@ -86,7 +121,9 @@ pub(super) async fn registry(
             // Of the shared pool, whose size the engine was told.
             intra_op_threads: None,
             inter_op_threads: None,
+            response_cache: config.extensions.cache_size.is_some(),
         },
+        max_override_bytes: config.extensions.max_override_bytes,
     };
     let host = Arc::clone(host);
     let opened = tokio::task::spawn_blocking(move || Registry::open(registry_config, host)).await;

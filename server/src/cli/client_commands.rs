@@ -5,6 +5,10 @@ mod listing;
 mod tensors;
 mod timeline;
 
+use std::convert::Infallible;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -43,11 +47,47 @@ pub struct ConnectionArgs {
         global = true
     )]
     pub url: String,
+    /// Token that the server knows us by
+    #[arg(
+        long,
+        env = "DORMOUSE_TOKEN",
+        hide_env_values = true,
+        value_name = "TOKEN",
+        global = true
+    )]
+    pub token: Option<Token>,
+    /// Authorities (PEM) to trust instead of the public ones, with https://
+    #[arg(long, env = "DORMOUSE_TLS_CA", value_name = "FILE", global = true)]
+    pub tls_ca: Option<PathBuf>,
+    /// Certificate (PEM) to show to the server
+    #[arg(long, value_name = "FILE", requires = "tls_client_key", global = true)]
+    pub tls_client_cert: Option<PathBuf>,
+    /// Private key (PEM) of that certificate
+    #[arg(long, value_name = "FILE", requires = "tls_client_cert", global = true)]
+    pub tls_client_key: Option<PathBuf>,
     /// How long to wait for an answer, as in 500ms or 2m
     #[arg(long, default_value = "60s", value_parser = parse_span, global = true)]
     pub timeout: Duration,
     #[command(flatten)]
     pub format: FormatArgs,
+}
+
+/// A token, never shown.
+#[derive(Clone)]
+pub struct Token(String);
+
+impl FromStr for Token {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
 }
 
 /// Load a model, or load it again.
@@ -189,13 +229,27 @@ async fn unload(client: &Client, arguments: UnloadArgs, screen: &Screen) -> anyh
 
 /// Connects, or says which address does not answer and what to try.
 async fn connect(connection: &ConnectionArgs, retry: RetryPolicy) -> anyhow::Result<Client> {
-    let client = Client::builder(&connection.url)
+    let mut builder = Client::builder(&connection.url)
         .connect_timeout(connection.timeout.min(Duration::from_secs(5)))
         .default_deadline(connection.timeout)
-        .retry(retry)
-        .connect()
-        .await;
-    client.map_err(|error| match error {
+        .retry(retry);
+    if let Some(Token(token)) = &connection.token {
+        builder = builder.token(token);
+    }
+    let read = |flag: &str, path: &PathBuf| {
+        std::fs::read_to_string(path)
+            .map_err(|error| usage(format!("--{flag}: cannot read {}: {error}", path.display())))
+    };
+    if let Some(path) = &connection.tls_ca {
+        builder = builder.tls_ca(read("tls-ca", path)?);
+    }
+    if let (Some(certificate), Some(key)) =
+        (&connection.tls_client_cert, &connection.tls_client_key)
+    {
+        let certificate = read("tls-client-cert", certificate)?;
+        builder = builder.tls_identity(certificate, read("tls-client-key", key)?);
+    }
+    builder.connect().await.map_err(|error| match error {
         ClientError::Setting { .. } => usage(format!("--url: {error}")),
         error => unreachable_server(&connection.url, &error),
     })
@@ -217,6 +271,10 @@ fn unreachable_server(url: &str, error: &ClientError) -> anyhow::Error {
 fn explain(client: &Client, error: ClientError, doing: &str) -> anyhow::Error {
     match &error {
         ClientError::Connect { .. } => unreachable_server(client.url(), &error),
+        ClientError::Status {
+            code: Code::Unauthenticated,
+            ..
+        } => anyhow!("{doing}: {error}\n  Name a token with --token or DORMOUSE_TOKEN."),
         ClientError::Deadline { .. } => {
             anyhow!("{doing}: {error}\n  Allow more time with --timeout.")
         }

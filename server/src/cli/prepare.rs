@@ -15,6 +15,7 @@ use super::output::{self, FormatArgs, Screen};
 use super::serve::ServeArgs;
 use crate::app;
 use crate::config::Config;
+use crate::config::remote::RemoteArgs;
 use crate::preparation::{Outcome, PrepareError};
 use crate::registry::Registry;
 use crate::telemetry;
@@ -26,7 +27,8 @@ pub struct PrepareArgs {
     /// Models to prepare; all of the repository when none is named
     #[arg(value_name = "MODEL")]
     pub models: Vec<String>,
-    /// Directory with one folder per model; may be given several times
+    /// Directory or address (s3://, gs://, as://, https://) with one folder per model; may be given
+    /// several times
     #[arg(
         long,
         visible_alias = "model-store",
@@ -45,6 +47,8 @@ pub struct PrepareArgs {
     /// ONNX Runtime library to use instead of searching for one
     #[arg(long, value_name = "FILE")]
     pub onnxruntime_library: Option<PathBuf>,
+    #[command(flatten)]
+    pub remote: RemoteArgs,
     #[command(flatten)]
     pub format: FormatArgs,
 }
@@ -66,6 +70,7 @@ struct Row {
 pub async fn run(args: PrepareArgs) -> anyhow::Result<u8> {
     let serve = ServeArgs {
         model_repository: args.model_repository,
+        remote: args.remote,
         onnxruntime_library: args.onnxruntime_library,
         log_info: Some(false),
         wake: crate::config::wake::WakeArgs {

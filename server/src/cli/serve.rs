@@ -6,7 +6,12 @@ use std::time::Duration;
 use clap::Args;
 use dormouse_core::id::ByteSize;
 
+use crate::config::extensions::ExtensionsArgs;
 use crate::config::file::ControlModeName;
+use crate::config::guard::GuardArgs;
+use crate::config::isolation::IsolationArgs;
+use crate::config::remote::RemoteArgs;
+use crate::config::tracing::TracingArgs;
 use crate::config::wake::WakeArgs;
 use crate::config::{LogFormat, parse_span};
 
@@ -20,7 +25,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME", env = "DORMOUSE_ID")]
     pub id: Option<String>,
 
-    /// Directory with one folder per model; may be given several times
+    /// Directory or address (s3://, gs://, as://, https://) with one folder per model; may be given
+    /// several times
     #[arg(
         long,
         visible_alias = "model-store",
@@ -95,7 +101,18 @@ pub struct ServeArgs {
     pub onnxruntime_library: Option<PathBuf>,
 
     #[command(flatten)]
+    pub remote: RemoteArgs,
+
+    #[command(flatten)]
     pub wake: WakeArgs,
+    #[command(flatten)]
+    pub guard: GuardArgs,
+
+    #[command(flatten)]
+    pub extensions: ExtensionsArgs,
+
+    #[command(flatten)]
+    pub isolation: IsolationArgs,
 
     /// Ready only while every model that was asked to be loaded is [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, env = "DORMOUSE_STRICT_READINESS", help_heading = "Start and stop")]
@@ -122,7 +139,8 @@ pub struct ServeArgs {
     /// Serve HTTP [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, env = "DORMOUSE_ALLOW_HTTP", help_heading = "Listeners")]
     pub allow_http: Option<bool>,
-    /// HTTP address [default: 0.0.0.0]
+    /// HTTP address [default: 0.0.0.0 with authentication or --allow-unauthenticated, else
+    /// 127.0.0.1]
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -146,10 +164,13 @@ pub struct ServeArgs {
         help_heading = "Listeners"
     )]
     pub http_max_input_size: Option<ByteSize>,
+    /// Serve the page at / of the HTTP port [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, env = "DORMOUSE_PAGE", help_heading = "Listeners")]
+    pub page: Option<bool>,
     /// Serve gRPC [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, env = "DORMOUSE_ALLOW_GRPC", help_heading = "Listeners")]
     pub allow_grpc: Option<bool>,
-    /// gRPC address [default: 0.0.0.0]
+    /// gRPC address [default: as --http-address]
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -195,6 +216,9 @@ pub struct ServeArgs {
         help_heading = "Listeners"
     )]
     pub metrics_port: Option<u16>,
+
+    #[command(flatten)]
+    pub tracing: TracingArgs,
 
     /// How log lines look [default: default]
     #[arg(

@@ -17,7 +17,6 @@ const IGNORED: &[&str] = &[
     "allow-vertex-ai",
     "backend-directory",
     "buffer-manager-thread-count",
-    "cache-config",
     "cache-directory",
     "cuda-memory-pool-byte-size",
     "cuda-virtual-address-size",
@@ -44,7 +43,6 @@ const IGNORED: &[&str] = &[
     "rate-limit",
     "rate-limit-resource",
     "repoagent-directory",
-    "response-cache-byte-size",
     "reuse-grpc-port",
     "reuse-http-port",
     "sagemaker-port",
@@ -67,14 +65,6 @@ const IGNORED: &[&str] = &[
 const REFUSED: &[(&str, &str)] = &[
     ("grpc-restricted-protocol", "it would not restrict anything"),
     ("http-restricted-api", "it would not restrict anything"),
-    ("grpc-use-ssl", "the connection would not be encrypted"),
-    (
-        "grpc-use-ssl-mutual",
-        "the connection would not be encrypted",
-    ),
-    ("grpc-server-cert", "the connection would not be encrypted"),
-    ("grpc-server-key", "the connection would not be encrypted"),
-    ("grpc-root-cert", "the connection would not be encrypted"),
     (
         "http-header-forward-pattern",
         "headers would not reach the model",
@@ -84,7 +74,6 @@ const REFUSED: &[(&str, &str)] = &[
         "metadata would not reach the model",
     ),
     ("model-namespacing", "models of the same name would collide"),
-    ("allow-client-shm", "shared memory is not served"),
 ];
 
 /// Takes Triton's flags without meaning out of a `serve` command line.
@@ -153,14 +142,14 @@ mod tests {
     #[test]
     fn flags_that_promise_protection_are_refused_unless_switched_off() {
         assert!(
-            check(&["--grpc-use-ssl=true"])
+            check(&["--grpc-restricted-protocol=health:a=b"])
                 .unwrap_err()
-                .contains("--grpc-use-ssl")
+                .contains("--grpc-restricted-protocol")
         );
         assert!(check(&["--http-restricted-api=inference:key=value"]).is_err());
         assert_eq!(
-            check(&["--allow-client-shm=false"]).unwrap().1,
-            ["--allow-client-shm"]
+            check(&["--model-namespacing=false"]).unwrap().1,
+            ["--model-namespacing"]
         );
     }
 }

@@ -8,9 +8,14 @@ use dormouse_core::id::ByteSize;
 use dormouse_model_store::spec::KeepAliveSpec;
 use serde::{Deserialize, Deserializer};
 
+use super::extensions::{ResponseCacheSection, SharedMemorySection};
+use super::guard::{AuthSection, ManagementSection, TlsSection};
+use super::isolation::IsolationSection;
+use super::tracing::TracingSection;
 use super::wake::{LifecycleSection, StoreSection};
 use super::webhooks::WebhookSection;
 use super::{ConfigError, LogFormat};
+use crate::guard::QuotaSection;
 
 /// A server's configuration file. Every field is optional and every unknown one refused.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -23,11 +28,19 @@ pub struct FileConfig {
     pub metrics: MetricsSection,
     pub lifecycle: LifecycleSection,
     pub store: StoreSection,
+    pub shared_memory: SharedMemorySection,
+    pub response_cache: ResponseCacheSection,
+    pub isolation: IsolationSection,
     pub limits: LimitsSection,
     pub engine: EngineSection,
     pub shutdown: ShutdownSection,
     pub log: LogSection,
     pub webhooks: Vec<WebhookSection>,
+    pub tracing: TracingSection,
+    pub tls: TlsSection,
+    pub auth: AuthSection,
+    pub management: ManagementSection,
+    pub quotas: QuotaSection,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -43,6 +56,17 @@ pub struct RepositorySection {
     pub config_name: Option<String>,
     pub load_threads: Option<usize>,
     pub load_retries: Option<u32>,
+    pub cache_dir: Option<PathBuf>,
+    #[serde(deserialize_with = "from_text")]
+    pub cache_size: Option<ByteSize>,
+    #[serde(deserialize_with = "from_text")]
+    pub chunk_size: Option<ByteSize>,
+    pub concurrency: Option<usize>,
+    pub retries: Option<u32>,
+    #[serde(deserialize_with = "from_text")]
+    pub deadline: Option<Span>,
+    pub allow: Vec<String>,
+    pub ca_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -53,6 +77,7 @@ pub struct HttpSection {
     pub port: Option<u16>,
     #[serde(deserialize_with = "from_text")]
     pub max_input_size: Option<ByteSize>,
+    pub page: Option<bool>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -81,6 +106,8 @@ pub struct LimitsSection {
     pub max_request_bytes_in_flight: Option<ByteSize>,
     pub max_connections: Option<usize>,
     pub max_concurrent_runs: Option<usize>,
+    #[serde(deserialize_with = "from_text")]
+    pub max_override_bytes: Option<ByteSize>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -234,7 +261,7 @@ impl FileConfig {
     }
 }
 
-pub(super) fn from_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+pub(crate) fn from_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: FromStr,

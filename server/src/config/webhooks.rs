@@ -171,7 +171,7 @@ fn resolve_one(section: WebhookSection) -> Result<WebhookConfig, String> {
 }
 
 /// The message never shows the address: it may carry a token.
-fn endpoint(url: &str) -> Result<Endpoint, String> {
+pub(super) fn endpoint(url: &str) -> Result<Endpoint, String> {
     if url.is_empty() {
         return Err("url is missing".to_owned());
     }

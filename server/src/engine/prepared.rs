@@ -2,9 +2,12 @@
 //! outside of it, as memory that sessions read where it lies.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use bytes::Bytes;
+use dormouse_model_store::store::{Pack, PreparedModel};
 
 use super::EngineError;
 
@@ -50,6 +53,50 @@ pub struct PreparedBytes {
     /// Sessions of one family were given the same weights, and share what packing makes of
     /// them. None: the packed copies are the session's own.
     pub family: Option<[u8; 32]>,
+}
+
+/// A pack's bytes, kept mapped as long as somebody holds a part of them.
+struct PackBytes(Arc<Pack>);
+
+impl AsRef<[u8]> for PackBytes {
+    fn as_ref(&self) -> &[u8] {
+        self.0
+            .bytes(0..self.0.len())
+            .expect("a pack has as many bytes as it says")
+    }
+}
+
+impl PreparedBytes {
+    /// A part of a pack, which stays mapped as long as it is held.
+    pub(crate) fn part(pack: &Arc<Pack>, range: Range<u64>) -> Option<Bytes> {
+        pack.bytes(range.clone())?;
+        let whole = Bytes::from_owner(PackBytes(Arc::clone(pack)));
+        Some(whole.slice(range.start as usize..range.end as usize))
+    }
+
+    /// What the prepared store has of a model, its weights as parts of the map, not copies.
+    pub fn of(prepared: &Arc<PreparedModel>) -> Self {
+        let packs = prepared.packs.iter();
+        let packs: Vec<Bytes> = packs
+            .map(|pack| Bytes::from_owner(PackBytes(Arc::clone(pack))))
+            .collect();
+        let weights = prepared.weights.iter().map(|weight| {
+            let range = weight.range();
+            SharedWeight {
+                name: weight.name.clone(),
+                element_type: weight.element_type,
+                dims: weight.dims.clone(),
+                data: packs[weight.pack].slice(range.start as usize..range.end as usize),
+            }
+        });
+        // Whoever shares the largest pack shares nearly everything that packing copies.
+        let largest = prepared.packs.iter().max_by_key(|pack| pack.len());
+        Self {
+            graph: prepared.graph.clone(),
+            weights: weights.collect(),
+            family: largest.map(|pack| *pack.digest().as_bytes()),
+        }
+    }
 }
 
 /// A weight that lies in memory that the session reads but does not own.

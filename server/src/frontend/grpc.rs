@@ -4,15 +4,18 @@
 //! with CANCELLED instead of DEADLINE_EXCEEDED and lifts limits that the protocol library has.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::{Request, Response};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::service::Routes;
 
 use crate::frontend::{health, scaler};
+use crate::guard::Door;
 use crate::service::Service;
 
 mod answer;
@@ -25,13 +28,17 @@ mod contents;
 mod deadline;
 mod infer;
 mod management;
+pub(crate) mod methods;
 #[doc(hidden)]
 pub mod pieces;
 mod repository;
 mod router;
+mod settings;
+mod shared_memory;
 mod statistics;
 mod stream;
 mod wire;
+mod wishes;
 
 #[cfg(test)]
 mod tests;
@@ -68,6 +75,8 @@ pub struct GrpcOptions {
     pub max_connection_age: Option<Duration>,
     /// Somebody else holds the socket too: connections nobody accepted wait there for our successor.
     pub queue_survives: bool,
+    /// Who may come in, and what for.
+    pub door: Door,
     /// How long after its last request a model still counts as active, for who scales replicas.
     pub idle_after: Duration,
     /// Bytes that a client may send ahead on one call.
@@ -91,6 +100,7 @@ impl Default for GrpcOptions {
             keep_alive_timeout: Duration::from_secs(10),
             max_connection_age: None,
             queue_survives: false,
+            door: Door::default(),
             idle_after: Duration::from_secs(60),
             stream_window: 1 << 20,
             connection_window: 4 << 20,
@@ -128,6 +138,26 @@ pub async fn serve(
     let side_services = health::routes(service.clone(), Some(scaler))?;
     serve_routes(listener, service, side_services, options, shutdown).await
 }
+
+/// Answers gRPC calls that somebody else's listener lets in, until `shutdown` is cancelled.
+pub(super) fn call_handler(
+    service: Service,
+    options: GrpcOptions,
+    shutdown: CancellationToken,
+) -> Result<impl Fn(Request<axum::body::Body>) -> Called + Clone, GrpcError> {
+    options.check()?;
+    let scaler = scaler::server(service.clone(), options.idle_after);
+    let side_services = health::routes(service.clone(), Some(scaler))?;
+    let router = router::Router::new(service, options, side_services, shutdown);
+    let router = Arc::new(router);
+    Ok(move |request| -> Called {
+        let router = Arc::clone(&router);
+        Box::pin(async move { router.handle(request).await })
+    })
+}
+
+/// An answer on its way.
+type Called = Pin<Box<dyn Future<Output = Response<tonic::body::Body>> + Send>>;
 
 #[cfg(test)]
 async fn serve_backend<B: backend::Backend>(

@@ -10,9 +10,12 @@ mod control;
 mod documents;
 mod infer;
 mod json;
+mod openapi;
+mod page;
 #[doc(hidden)]
 pub mod pieces;
-mod routes;
+pub(crate) mod routes;
+mod settings;
 mod tensor_data;
 
 use std::sync::Arc;
@@ -20,7 +23,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use ::http::header::{self, HeaderMap};
-use ::http::{Request, StatusCode};
+use ::http::{Method, Request, StatusCode};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
@@ -32,9 +35,17 @@ use tokio::sync::Semaphore;
 use self::answer::{Answer, Failure};
 use self::body::BodyHead;
 use self::coding::Coding;
-use self::routes::{ModelRef, Route};
+use self::routes::{Access, Memory, ModelRef, Route};
 use crate::error::ServeError;
+use crate::guard::Need;
+use crate::log_settings;
+use crate::request::RawRequest;
 use crate::service::Service;
+use crate::shared_memory::{no_cuda, no_cuda_region};
+use crate::spans::{Protocol, RequestSpan};
+
+/// The metrics port's only route.
+pub const METRICS: &str = "/metrics";
 
 /// Bodies up to this size are handled where they arrive.
 const INLINE: u64 = 256 << 10;
@@ -48,6 +59,8 @@ pub struct HttpLimits {
     pub max_input_size: u64,
     /// How long a body may take for its next 32 KiB.
     pub body_progress_timeout: Duration,
+    /// Whether the page is served.
+    pub page: bool,
 }
 
 impl Default for HttpLimits {
@@ -55,6 +68,7 @@ impl Default for HttpLimits {
         Self {
             max_input_size: 64 << 20,
             body_progress_timeout: Duration::from_secs(30),
+            page: true,
         }
     }
 }
@@ -88,13 +102,21 @@ pub fn metrics_router(service: Service) -> Router {
         answer.into_response(coding)
     };
     Router::new()
-        .route("/metrics", axum::routing::get(metrics))
+        .route(METRICS, axum::routing::get(metrics))
         .method_not_allowed_fallback(async || Failure {
             allow: Some("GET, HEAD"),
             ..Failure::new(StatusCode::METHOD_NOT_ALLOWED, "expected GET")
         })
         .fallback(async || Failure::new(StatusCode::NOT_FOUND, "no such endpoint: try /metrics"))
         .with_state(service)
+}
+
+/// What the metrics port's only route needs.
+pub(crate) fn metrics_need(_: &Method, path: &str) -> Need {
+    match path {
+        METRICS => Need::Metrics,
+        _ => Need::Unknown,
+    }
 }
 
 struct App {
@@ -107,6 +129,7 @@ struct App {
 /// The request without its body.
 struct Head {
     headers: HeaderMap,
+    query: String,
     /// When the request was taken up.
     received: dormouse_core::time::Timestamp,
 }
@@ -115,6 +138,7 @@ async fn dispatch(State(app): State<Arc<App>>, request: Request<Body>) -> Respon
     let received = app.service.now();
     let (parts, body) = request.into_parts();
     let head = Head {
+        query: parts.uri.query().unwrap_or_default().to_owned(),
         headers: parts.headers,
         received,
     };
@@ -138,7 +162,13 @@ impl App {
                     Err(Failure::bad_request("Model version not ready"))
                 };
             }
-            Route::Infer(model) => return self.infer(model, head, body).await,
+            Route::Infer(model) => {
+                let tracer = service.host().tracer.as_ref();
+                let span = tracer.and_then(|tracer| {
+                    tracer.request(&head.headers, head.received, Protocol::Http)
+                });
+                return self.infer(model, head, body, span).await;
+            }
             Route::Load(model) => {
                 let body = self.read_body(head, body, 0).await?;
                 let overrides = self
@@ -169,14 +199,69 @@ impl App {
                 documents::index(&service.index(control::read_index(&body)?))
             }
             Route::Models => documents::models(&service.index(true)),
+            Route::Overview => documents::overview(&service.overview(&page::query(&head.query)?)),
+            Route::OpenApi => openapi::DOCUMENT.to_vec(),
+            Route::Page(name) => return page::answer(&name, self.limits.page, &head.headers),
             Route::Unsupported(why) => return Err(ServeError::unsupported(why).into()),
+            other => self.extension(other, head, body).await?,
         };
         // Never compressed, as in Triton: tritonclient's asyncio client accepts gzip for
         // everything and unpacks only answers to inference.
         Ok(Answer::json(document).into_response(Coding::Identity))
     }
 
-    async fn infer(&self, model: ModelRef, head: &Head, body: Body) -> Result<Response, Failure> {
+    /// Answers what belongs to an extension with a document.
+    async fn extension(&self, route: Route, head: &Head, body: Body) -> Result<Vec<u8>, Failure> {
+        let extensions = self.service.extensions();
+        let regions = &extensions.shared_memory;
+        let body = self.read_body(head, body, 0).await?;
+        Ok(match route {
+            Route::LogSettings(access) => {
+                if access == Access::Change {
+                    log_settings::update(&settings::read_log(&body)?)?;
+                }
+                settings::log_document(log_settings::current()?)
+            }
+            Route::TraceSettings(model, access) => {
+                self.service.check_known(&model)?;
+                if access == Access::Change {
+                    let changes = settings::read_trace(&body)?;
+                    extensions.trace.update(&model, &changes)?;
+                }
+                settings::trace_document(extensions.trace.current(&model))
+            }
+            Route::RegionStatus(Memory::System, name) => {
+                settings::regions_document(&regions.status(&name)?)
+            }
+            Route::RegisterRegion(Memory::System, name) => {
+                let (key, region) = settings::read_register(&body, name)?;
+                regions.register(&key, region)?;
+                Vec::new()
+            }
+            Route::UnregisterRegion(Memory::System, name) => {
+                regions.unregister(&name)?;
+                Vec::new()
+            }
+            Route::RegionStatus(Memory::Cuda, name) if name.is_empty() => {
+                settings::regions_document(&[])
+            }
+            Route::RegionStatus(Memory::Cuda, name) => return Err(no_cuda_region(&name).into()),
+            Route::RegisterRegion(Memory::Cuda, name) => return Err(no_cuda(&name).into()),
+            Route::UnregisterRegion(Memory::Cuda, _) => Vec::new(),
+            _ => return Err(ServeError::internal("a route without an answer").into()),
+        })
+    }
+
+    async fn infer(
+        &self,
+        model: ModelRef,
+        head: &Head,
+        body: Body,
+        span: Option<RequestSpan>,
+    ) -> Result<Response, Failure> {
+        if let Some(span) = &span {
+            span.asks(&model.name, &model.version, "");
+        }
         let received = head.received;
         let header_length = match head.headers.get(infer::HEADER_LENGTH) {
             Some(value) => Some(infer::header_length(value.as_bytes())?),
@@ -194,10 +279,18 @@ impl App {
             self.work(json, move || infer::parse(&body, header_length, received))
                 .await??
         };
-        let response = self
+        let request = RawRequest {
+            span: span.clone(),
+            ..parsed.request
+        };
+        let answered = self
             .service
-            .infer(&model.name, &model.version, parsed.request)
-            .await?;
+            .infer(&model.name, &model.version, request)
+            .await;
+        if let Some(span) = span {
+            span.ended(answered.as_ref().err());
+        }
+        let response = answered?;
         let plan = parsed.plan;
         let size = |binary: bool| -> u64 {
             let outputs = response.outputs.iter();

@@ -2,6 +2,7 @@
 
 mod guard;
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -24,6 +25,7 @@ use tower::ServiceExt;
 use tracing::{debug, info, warn};
 
 use self::guard::{Guard, Requests};
+use crate::guard::{Door, Refusal};
 
 /// The wait after a failed accept, and how far it doubles.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -54,6 +56,8 @@ pub struct ListenOptions {
     /// Somebody else holds the socket too: connections nobody accepted wait there for our successor.
     pub queue_survives: bool,
     pub counters: Arc<ListenCounters>,
+    /// Who may come in, and what for.
+    pub door: Door,
 }
 
 impl ListenOptions {
@@ -71,6 +75,7 @@ impl ListenOptions {
             max_concurrent_streams: 128,
             queue_survives: false,
             counters: Arc::default(),
+            door: Door::default(),
         }
     }
 }
@@ -208,26 +213,51 @@ impl Server {
             return;
         }
         let requests = Requests::default();
-        let guard = Guard::new(stream, requests.clone(), self.options.header_timeout);
-        let (router, begun) = (self.router, requests.clone());
-        let service = service_fn(move |request: hyper::Request<Incoming>| {
-            let under_way = requests.begin();
-            let answer = router.clone().oneshot(request.map(Body::new));
-            async move {
-                let _under_way = under_way;
-                answer.await
-            }
-        });
-        let connection = self.builder.serve_connection(TokioIo::new(guard), service);
-        let mut connection = pin!(connection);
+        let begun = requests.clone();
         let stopped = async {
             self.stopping.cancelled().await;
             first_request(|| begun.begun() > 0).await;
         };
+        let mut stopped = pin!(stopped);
+        let entered = tokio::select! {
+            biased;
+            entered = self.options.door.enter(stream) => entered,
+            () = &mut stopped => None,
+        };
+        let Some((stream, visitor)) = entered else {
+            return;
+        };
+        let guard = Guard::new(stream, requests.clone(), self.options.header_timeout);
+        let router = self.router;
+        let service = service_fn(move |request: hyper::Request<Incoming>| {
+            let under_way = requests.begin();
+            let admitted = visitor.admit(&request);
+            let speaks_grpc = visitor.speaks_grpc(&request);
+            let router = router.clone();
+            async move {
+                let _under_way = under_way;
+                let refuse = |refusal: Refusal| match speaks_grpc {
+                    true => refusal.status().into_http(),
+                    false => refusal.into_http(),
+                };
+                let pass = match admitted {
+                    Ok(pass) => pass,
+                    Err(refusal) => return Ok::<_, Infallible>(refuse(refusal)),
+                };
+                let answer = async |request: hyper::Request<_>| {
+                    let Ok(response) = router.oneshot(request.map(Body::new)).await;
+                    response
+                };
+                let answered = pass.accompany(request, answer).await;
+                Ok(answered.unwrap_or_else(refuse))
+            }
+        });
+        let connection = self.builder.serve_connection(TokioIo::new(guard), service);
+        let mut connection = pin!(connection);
         let ended = tokio::select! {
             biased;
             ended = &mut connection => ended,
-            () = stopped => {
+            () = &mut stopped => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }

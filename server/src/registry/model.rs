@@ -1,6 +1,8 @@
 //! One model: its name, its present generation, and what is known against it.
 
 mod index;
+mod labels;
+mod overview;
 mod traffic;
 
 use std::collections::BTreeMap;
@@ -18,10 +20,11 @@ use dormouse_model_store::spec::ModelSpec;
 use dormouse_proto::inference as pb;
 use parking_lot::Mutex;
 
+pub(super) use self::overview::Rank;
+use super::overrides::Given;
 use super::source::{RepositorySource, version_files};
 use super::{Registry, blocking};
 use crate::error::ServeError;
-use crate::service::LoadOverrides;
 use crate::stats::{VersionCounters, VersionStatistics};
 use crate::unit::{Unit, UnitParts};
 
@@ -80,8 +83,8 @@ pub(super) struct Model {
 
 #[derive(Debug, Default)]
 struct Control {
-    /// The configuration given with the last load, in place of the repository's.
-    config: Option<pb::ModelConfig>,
+    /// What the last load gave in place of what is in the repository.
+    given: Given,
     /// When a caller last had the files looked at.
     looked: Option<Timestamp>,
 }
@@ -238,8 +241,25 @@ impl Model {
         self.status.lock().places = places;
     }
 
+    /// The repository that it is in, if it is in one.
+    pub(super) fn place(&self) -> Option<usize> {
+        match self.status.lock().places.as_slice() {
+            [place] => Some(*place),
+            _ => None,
+        }
+    }
+
     pub(super) fn current(&self) -> Option<Arc<Generation>> {
         self.generation.load_full()
+    }
+
+    /// Whether it is in a repository.
+    pub(super) fn is_listed(&self) -> bool {
+        !self.status.lock().places.is_empty()
+    }
+
+    pub(super) fn set_loading(&self) {
+        self.status.lock().loading = true;
     }
 
     /// Whether it serves or is about to.
@@ -278,7 +298,8 @@ impl Model {
 
     /// Takes the model away from callers, lets its requests finish and closes its sessions.
     pub(super) async fn withdraw(&self) {
-        let _control = self.control.lock().await;
+        let mut control = self.control.lock().await;
+        control.given = Given::default();
         {
             let mut status = self.status.lock();
             status.callable = false;
@@ -340,15 +361,15 @@ impl Registry {
         let read = {
             let registry = Arc::clone(self);
             let model = Arc::clone(model);
-            let config = control.config.clone();
+            let given = control.given.clone();
             let known = present.as_ref().map(|generation| generation.stamp.clone());
             blocking(move || {
                 if let Some(known) = known
-                    && !registry.has_changed(&model, &known)?
+                    && (given.files.is_some() || !registry.has_changed(&model, &known)?)
                 {
                     return Ok(None);
                 }
-                registry.inspect(&model, config).map(Some)
+                registry.inspect(&model, given).map(Some)
             })
             .await
         };
@@ -376,32 +397,17 @@ impl Registry {
     pub(super) async fn reload(
         self: &Arc<Self>,
         model: &Arc<Model>,
-        overrides: LoadOverrides,
+        given: Given,
         wake: bool,
     ) -> Result<(), ServeError> {
-        if let Some(path) = overrides.files.keys().next() {
-            return Err(ServeError::unsupported(format!(
-                "the load request brings the file '{}': files are taken from the model repository only",
-                path.chars().take(80).collect::<String>().escape_default()
-            )));
-        }
         let mut control = model.control.lock().await;
-        let config = match &overrides.config {
-            None => None,
-            Some(json) => Some(config::json::from_json(json).map_err(|error| {
-                ServeError::invalid(format!(
-                    "the 'config' parameter for model '{}' cannot be used: {error}",
-                    model.name
-                ))
-            })?),
-        };
-        model.status.lock().loading = true;
-        let result = self.reload_held(model, config.clone(), wake).await;
+        model.set_loading();
+        let result = self.reload_held(model, given.clone(), wake).await;
         let mut status = model.status.lock();
         status.loading = false;
         match result {
             Ok(()) => {
-                control.config = config;
+                control.given = given;
                 status.callable = true;
                 status.problem = None;
                 status.reload_problem = None;
@@ -428,13 +434,13 @@ impl Registry {
     async fn reload_held(
         self: &Arc<Self>,
         model: &Arc<Model>,
-        config: Option<pb::ModelConfig>,
+        given: Given,
         wake: bool,
     ) -> Result<(), ServeError> {
         let inspected = {
             let registry = Arc::clone(self);
             let model = Arc::clone(model);
-            blocking(move || registry.inspect(&model, config)).await?
+            blocking(move || registry.inspect(&model, given)).await?
         };
         let previous = model.current();
         let next = self.make_generation(model, inspected, previous.as_deref());
@@ -455,7 +461,13 @@ impl Registry {
             });
             wake || was_awake
         });
-        let loaded = futures_util::future::join_all(loads.map(|unit| unit.ensure_loaded())).await;
+        let loaded = futures_util::future::join_all(loads.map(|unit| {
+            if wake {
+                unit.pardon();
+            }
+            unit.ensure_loaded()
+        }))
+        .await;
         if let Some(error) = loaded.into_iter().find_map(Result::err) {
             let kept: Vec<&Arc<Unit>> = previous
                 .iter()
@@ -531,6 +543,7 @@ impl Registry {
                             id: ModelId::new(Arc::clone(&model.name), version),
                             spec: Arc::clone(&spec),
                             source: Box::new(RepositorySource {
+                                remote: self.remote_of(model).cloned(),
                                 dir: Arc::clone(&dir),
                                 version,
                                 filename: spec.model_filename.clone(),
@@ -558,7 +571,8 @@ impl Registry {
                 )));
             }
         };
-        self.repositories[place]
+        self.places[place]
+            .repository
             .model(&model.name)
             .map_err(|error| broken(&model.name, &error))
     }
@@ -600,14 +614,13 @@ impl Registry {
     }
 
     /// Reads and checks a model's configuration and the graph of its newest version.
-    fn inspect(
-        &self,
-        model: &Model,
-        config: Option<pb::ModelConfig>,
-    ) -> Result<Inspected, ServeError> {
-        let dir = self.dir(model)?;
+    fn inspect(&self, model: &Model, given: Given) -> Result<Inspected, ServeError> {
+        let dir = match given.files {
+            Some(brought) => brought.dir.clone(),
+            None => self.dir(model)?,
+        };
         let name = &model.name;
-        let config = match config {
+        let config = match given.config {
             Some(config) => config,
             None => {
                 let text = dir
@@ -643,13 +656,14 @@ impl Registry {
                 graph.with_weights(weights).summary()
             })
             .map_err(|error| broken(name, &error))?;
-        let spec = config::resolve(ResolveInput {
+        let mut spec = config::resolve(ResolveInput {
             name: Arc::clone(name),
             config,
             graph: &graph,
             defaults: &self.defaults,
         })
         .map_err(|error| broken(name, &error))?;
+        spec.labels = labels::read(&dir, &spec.config)?;
         Ok(Inspected {
             spec: Arc::new(spec),
             versions,
@@ -658,24 +672,31 @@ impl Registry {
         })
     }
 
-    /// Reads a model only to learn whether it could serve, and keeps nothing but the verdict.
-    /// Returns its specification when it asks to be loaded at once.
-    pub(super) fn check(&self, model: &Model) -> Option<Arc<ModelSpec>> {
+    /// Reads a model only to learn whether it could serve, and keeps nothing but the verdict; of
+    /// one that is elsewhere, only what is small. Returns whether it asks to be loaded at once.
+    pub(super) fn check(&self, model: &Model) -> bool {
         if model.current().is_some() {
-            return None;
+            return false;
         }
-        match self.inspect(model, None) {
-            Ok(inspected) => {
+        let looked = self.glance(model).and_then(|glance| match glance {
+            Some(glance) => Ok((glance.versions, glance.eager)),
+            None => {
+                let inspected = self.inspect(model, Given::default())?;
+                Ok((inspected.versions, inspected.spec.lifecycle.eager))
+            }
+        });
+        match looked {
+            Ok((versions, eager)) => {
                 let mut status = model.status.lock();
-                status.versions = inspected.versions;
+                status.versions = versions;
                 status.problem = None;
-                inspected.spec.lifecycle.eager.then_some(inspected.spec)
+                eager
             }
             Err(error) => {
                 if model.note_problem(&error, self.host.clock.now()) {
                     tracing::warn!(model = %model.name, %error, "model cannot be served");
                 }
-                None
+                false
             }
         }
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::model::Model;
+use super::overrides::Given;
 use super::{Registry, blocking};
 use crate::error::ServeError;
-use crate::service::LoadOverrides;
 
 impl Registry {
     /// Checks every model and loads those that ask for it. Ends when all were looked at.
@@ -15,6 +15,15 @@ impl Registry {
         let started = self.host.clock.now();
         let models: Vec<Arc<Model>> = self.models.load().values().cloned().collect();
         let count = models.len();
+        if self.has_remotes() {
+            let registry = Arc::clone(self);
+            let fetched = blocking(move || {
+                registry.fetch_configs();
+                Ok(())
+            });
+            // Whoever looks at a model learns what is missing of it.
+            let _ = fetched.await;
+        }
         // In slices, so that one thread is not taken for seconds and a stop is seen in time.
         for slice in models.chunks(64) {
             let registry = Arc::clone(self);
@@ -22,7 +31,7 @@ impl Registry {
             let eager = blocking(move || {
                 Ok(slice
                     .into_iter()
-                    .filter(|model| registry.check(model).is_some())
+                    .filter(|model| registry.check(model))
                     .collect::<Vec<_>>())
             })
             .await;
@@ -30,9 +39,7 @@ impl Registry {
                 let registry = Arc::clone(self);
                 tokio::spawn(async move {
                     // Reported by the reload itself, and in the index.
-                    let _ = registry
-                        .reload(&model, LoadOverrides::default(), true)
-                        .await;
+                    let _ = registry.reload(&model, Given::default(), true).await;
                 });
             }
         }
@@ -55,7 +62,15 @@ impl Registry {
     async fn follow_once(self: &Arc<Self>) -> Result<(), ServeError> {
         let gone = {
             let registry = Arc::clone(self);
-            blocking(move || registry.rescan()).await?
+            blocking(move || {
+                let differs = registry.refresh_remotes();
+                let gone = registry.rescan();
+                if differs {
+                    registry.check_remote_models();
+                }
+                gone
+            })
+            .await?
         };
         for model in gone {
             tracing::info!(model = %model.name(), "model is gone from the repository");
@@ -70,9 +85,7 @@ impl Registry {
             let registry = Arc::clone(self);
             tokio::spawn(async move {
                 // Reported by the reload itself, and in the index.
-                let _ = registry
-                    .reload(&model, LoadOverrides::default(), wake)
-                    .await;
+                let _ = registry.reload(&model, Given::default(), wake).await;
             });
         }
         Ok(())
@@ -97,7 +110,7 @@ impl Registry {
                     if !is_news && !model.has_problem() {
                         return None;
                     }
-                    let is_eager = self.check(model).is_some();
+                    let is_eager = self.check(model);
                     (is_news && is_eager).then(|| (Arc::clone(model), true))
                 }
                 // A folder that cannot be opened is gone or half-written: the next look will tell.

@@ -1,17 +1,20 @@
 //! Where the units of a repository's models get their bytes.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dormouse_model_store::repository::{
-    FileIdentity, FileStamp, GraphFile, ModelDir, RepositoryError,
+    FileIdentity, FileStamp, GraphFile, ModelDir, RemoteFile, RepositoryError,
 };
 use dormouse_model_store::store::{Digest, DigestCache};
 
 use crate::engine::{GraphBytes, ModelBytes};
 use crate::error::ServeError;
 use crate::preparation::SourceDigests;
+use crate::remote::RemoteRepository;
+use crate::timeline::{LoadStage, TimelineRecorder};
 use crate::unit::{Source, SourceModel};
 
 /// A warm-up file larger than this is a mistake.
@@ -20,6 +23,8 @@ const MAX_WARMUP_FILE: u64 = 1 << 30;
 /// A unit's bytes, read from its folder in the repository.
 #[derive(Debug)]
 pub(super) struct RepositorySource {
+    /// What fetches the files if they are elsewhere.
+    pub(super) remote: Option<Arc<RemoteRepository>>,
     pub(super) dir: Arc<ModelDir>,
     pub(super) version: u64,
     pub(super) filename: String,
@@ -90,6 +95,35 @@ impl RepositorySource {
 }
 
 impl Source for RepositorySource {
+    fn is_remote(&self) -> bool {
+        self.remote.is_some()
+    }
+
+    fn fetch(&self, recorder: &TimelineRecorder) -> Result<(), ServeError> {
+        let (Some(remote), Some(files)) = (&self.remote, self.dir.remote_files()) else {
+            return Ok(());
+        };
+        let name = self.dir.name();
+        // What describing the model for this load has brought.
+        if let Some(span) = remote.take_fetched(name) {
+            recorder.preceded_by(LoadStage::Fetch, span.start, span.end, span.bytes);
+        }
+        if remote.has_all(in_version(files, self.version).map(|(_, file)| file)) {
+            return Ok(());
+        }
+        let stage = recorder.stage(LoadStage::Fetch);
+        let graph = self.open()?;
+        let locations = self.locations(&graph);
+        for location in locations.map_err(|error| self.unreadable(&error))? {
+            let opened = graph.open_listed(location);
+            opened.map_err(|error| self.unreadable(&error))?;
+        }
+        if let Some(span) = remote.take_fetched(name) {
+            stage.bytes(span.bytes);
+        }
+        Ok(())
+    }
+
     fn read(&self) -> Result<SourceModel, ServeError> {
         let graph = self.open()?;
         let identity = graph.identity();
@@ -124,7 +158,8 @@ impl Source for RepositorySource {
     }
 
     fn is_current(&self) -> bool {
-        let found = self.dir.fingerprint(None, self.version);
+        let found = self.dir.latest();
+        let found = found.and_then(|dir| dir.fingerprint(None, self.version));
         found.is_ok_and(|found| version_files(&found.files, self.version).eq(&self.files))
     }
 
@@ -162,6 +197,16 @@ impl Source for RepositorySource {
         longest
     }
 
+    fn initial_state_file(&self, name: &str) -> Result<Vec<u8>, ServeError> {
+        self.dir
+            .read_file(&format!("initial_state/{name}"), MAX_WARMUP_FILE)
+            .map_err(|error| {
+                ServeError::unavailable(format!(
+                    "initial state file '{name}' cannot be read: {error}"
+                ))
+            })
+    }
+
     fn warmup_file(&self, name: &str) -> Result<Vec<u8>, ServeError> {
         self.dir
             .read_file(&format!("warmup/{name}"), MAX_WARMUP_FILE)
@@ -176,4 +221,14 @@ pub(super) fn version_files(files: &[FileStamp], version: u64) -> impl Iterator<
     let folder = format!("{version}/");
     let files = files.iter();
     files.filter(move |file| file.path.starts_with(&folder))
+}
+
+/// The files in a version's folder.
+pub(super) fn in_version(
+    files: &BTreeMap<String, RemoteFile>,
+    version: u64,
+) -> impl Iterator<Item = (&String, &RemoteFile)> {
+    let folder = format!("{version}/");
+    let below = files.range(folder.clone()..);
+    below.take_while(move |(path, _)| path.starts_with(&folder))
 }

@@ -20,6 +20,8 @@ fn add_model(repository: &Path, name: &str) {
 fn open(bench: &Bench, repository: &Path, control: ControlMode) -> Arc<Registry> {
     let config = RegistryConfig {
         repositories: vec![repository.to_owned()],
+        remote: crate::config::RemoteConfig::default(),
+        tolerates_unreachable: false,
         control,
         config_name: None,
         defaults: ConfigDefaults {
@@ -27,7 +29,9 @@ fn open(bench: &Bench, repository: &Path, control: ControlMode) -> Arc<Registry>
             default_max_batch_size: 4,
             intra_op_threads: None,
             inter_op_threads: None,
+            response_cache: false,
         },
+        max_override_bytes: dormouse_core::id::ByteSize::mib(1),
     };
     Registry::open(config, Arc::clone(&bench.host)).unwrap()
 }

@@ -106,7 +106,10 @@ impl Surroundings<'_> {
         let mut folders = Vec::new();
         if let Some(beside) = self.executable.as_deref().and_then(Path::parent) {
             folders.push(beside.to_owned());
-            folders.extend(beside.parent().map(|above| above.join("lib")));
+            if let Some(lib) = beside.parent().map(|above| above.join("lib")) {
+                folders.push(lib.clone());
+                folders.extend(python_packages(&lib));
+            }
         }
         let cache = cache_folder_from(|name| (self.variable)(name));
         folders.extend(cache.map(|cache| cache.join(FOLDER).join(ONNX_RUNTIME.folder())));
@@ -120,6 +123,22 @@ impl Surroundings<'_> {
     fn value(&self, variable: &str) -> Option<OsString> {
         (self.variable)(variable).filter(|value| !value.is_empty())
     }
+}
+
+/// Where the Python package `onnxruntime` keeps its library, if this program was installed beside
+/// it by pip.
+fn python_packages(lib: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(lib) else {
+        return Vec::new();
+    };
+    let mut found: Vec<_> = entries
+        .filter_map(Result::ok)
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"))
+        .map(|entry| entry.path().join("site-packages/onnxruntime/capi"))
+        .filter(|folder| folder.is_dir())
+        .collect();
+    found.sort();
+    found
 }
 
 /// A library that was asked for: a file, or a folder that holds one.
@@ -266,6 +285,17 @@ mod tests {
 
         let flag = machine.put("else/flag.so");
         assert_eq!(machine.locate(Some(&flag)), Ok(flag.clone()));
+    }
+
+    #[test]
+    fn pips_onnxruntime_beside_the_program_is_found() {
+        let machine = Machine::new();
+        let library = machine
+            .put("app/lib/python3.12/site-packages/onnxruntime/capi/libonnxruntime.so.1.31.1");
+        machine.put("app/lib/python3.12/site-packages/numpy/libonnxruntime.so.1.31.1");
+        assert_eq!(machine.locate(None), Ok(library));
+        let nearer = machine.put("app/lib/libonnxruntime.so.1.31.1");
+        assert_eq!(machine.locate(None), Ok(nearer));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Records stages from any number of threads, also after the model can run already.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
 
 use dormouse_core::id::ModelId;
 use dormouse_core::time::Timestamp;
@@ -13,9 +13,13 @@ use tracing::field::Empty;
 use super::{ColdStart, LoadStage, LoadTimeline, StageSpan};
 use crate::clock::Clock;
 use crate::metrics::Metrics;
+use crate::spans::{LoadSpan, SpanContext};
 
 /// Spans kept of one cold start; later ones are added to the last of their stage.
 const MAX_SPANS: usize = 64;
+
+/// What ended so long before a cold start began does not belong to it.
+const SAME_START: Duration = Duration::from_secs(1);
 
 /// The timeline of a cold start while it is made. Clones record into the same one.
 #[derive(Clone, Debug)]
@@ -27,14 +31,16 @@ pub struct TimelineRecorder {
 struct Shared {
     clock: Clock,
     metrics: Metrics,
-    started: Timestamp,
-    started_at: SystemTime,
     ran: AtomicBool,
+    /// Present when it is recorded for others.
+    span: OnceLock<LoadSpan>,
     record: Mutex<Record>,
 }
 
 #[derive(Debug)]
 struct Record {
+    started: Timestamp,
+    started_at: SystemTime,
     kind: ColdStart,
     ahead: bool,
     /// When the model could run.
@@ -91,10 +97,11 @@ impl TimelineRecorder {
             shared: Arc::new(Shared {
                 clock,
                 metrics: metrics.clone(),
-                started,
-                started_at: SystemTime::now(),
                 ran: AtomicBool::new(false),
+                span: OnceLock::new(),
                 record: Mutex::new(Record {
+                    started,
+                    started_at: SystemTime::now(),
                     kind: ColdStart::default(),
                     ahead: false,
                     finished: None,
@@ -103,6 +110,31 @@ impl TimelineRecorder {
                     span,
                 }),
             }),
+        }
+    }
+
+    /// Has the cold start told to others as a span, if there is one.
+    pub fn trace(&self, span: Option<LoadSpan>) {
+        if let Some(span) = span {
+            // Asked for once, before any stage.
+            let _ = self.shared.span.set(span);
+        }
+    }
+
+    /// The span of it.
+    pub fn span(&self) -> Option<SpanContext> {
+        self.shared.span.get().map(LoadSpan::context)
+    }
+
+    /// The load came to nothing.
+    pub fn failed(&self, error: &dyn std::fmt::Display) {
+        if let Some(span) = self.shared.span.get() {
+            let record = self.shared.record.lock();
+            let (kind, entries) = (record.kind.label(), record.entries.clone());
+            let during = (record.started, self.shared.clock.now());
+            drop(record);
+            self.shared.tell_stages(span, &entries);
+            span.ended(during, kind, Some(error.to_string()));
         }
     }
 
@@ -140,6 +172,23 @@ impl TimelineRecorder {
         work()
     }
 
+    /// Tells of a stage that took place before, for the same request: the cold start began there.
+    pub fn preceded_by(&self, stage: LoadStage, start: Timestamp, end: Timestamp, bytes: u64) {
+        let mut record = self.shared.record.lock();
+        if record.started.since(end) > SAME_START {
+            return;
+        }
+        let earlier = record.started.since(start);
+        record.started = record.started.min(start);
+        record.started_at = record
+            .started_at
+            .checked_sub(earlier)
+            .unwrap_or(record.started_at);
+        if let Some(index) = record.add(stage, start, Some(end)) {
+            record.entries[index].bytes = bytes;
+        }
+    }
+
     /// Gathers what an attempt recorded into one stage: another attempt begins.
     pub fn attempt_failed(&self) {
         let now = self.shared.clock.now();
@@ -169,12 +218,17 @@ impl TimelineRecorder {
         let timeline = self.shared.timeline(&record, now);
         let span = std::mem::replace(&mut record.span, Span::none());
         let ended = record.entries.clone();
+        let started = record.started;
         drop(record);
         span.record("kind", timeline.kind.label());
         span.record("bytes", timeline.bytes());
         span.record("overlap_seconds", timeline.overlap().as_secs_f64());
         let metrics = &self.shared.metrics;
         metrics.load_overlap(timeline.overlap());
+        if let Some(span) = self.shared.span.get() {
+            self.shared.tell_stages(span, &ended);
+            span.ended((started, now), timeline.kind.label(), None);
+        }
         for entry in ended {
             if let Some(end) = entry.end {
                 metrics.load_stage(entry.stage.label(), end - entry.start, entry.bytes);
@@ -192,6 +246,9 @@ impl TimelineRecorder {
         record.add(LoadStage::FirstRun, start, Some(end));
         drop(record);
         let label = LoadStage::FirstRun.label();
+        if let Some(span) = self.shared.span.get() {
+            span.stage(label, (start, end), 0);
+        }
         self.shared.metrics.load_stage(label, end - start, 0);
     }
 
@@ -234,11 +291,20 @@ impl Record {
 }
 
 impl Shared {
+    /// Tells of the stages that have ended; the others are told of when they do.
+    fn tell_stages(&self, span: &LoadSpan, entries: &[Entry]) {
+        for entry in entries {
+            if let Some(end) = entry.end {
+                span.stage(entry.stage.label(), (entry.start, end), entry.bytes);
+            }
+        }
+    }
+
     fn timeline(&self, record: &Record, now: Timestamp) -> LoadTimeline {
         let span = |entry: &Entry| StageSpan {
             stage: entry.stage,
             lane: entry.lane,
-            start: entry.start - self.started,
+            start: entry.start - record.started,
             duration: entry.end.unwrap_or(now) - entry.start,
             bytes: entry.bytes,
             running: entry.end.is_none(),
@@ -248,8 +314,8 @@ impl Shared {
         LoadTimeline {
             kind: record.kind,
             ahead: record.ahead,
-            started: self.started_at,
-            total: record.finished.unwrap_or(now) - self.started,
+            started: record.started_at,
+            total: record.finished.unwrap_or(now) - record.started,
             stages,
         }
     }
@@ -285,6 +351,9 @@ impl Drop for StageGuard {
         if finished {
             let metrics = &self.shared.metrics;
             metrics.load_stage(self.stage.label(), now - self.start, bytes);
+            if let Some(span) = self.shared.span.get() {
+                span.stage(self.stage.label(), (self.start, now), bytes);
+            }
         }
     }
 }

@@ -353,7 +353,7 @@ proptest! {
         });
         let total = Duration::from_nanos(total);
         let load = LoadTimeline { total, ..timeline(stages.collect()) };
-        prop_assert!(load.overlap() <= load.stages.iter().map(|span| span.duration).sum());
+        prop_assert!(load.overlap() <= load.stages.iter().map(|span| span.duration).sum::<Duration>());
         let cold = ColdRequest { load: Arc::new(load), waited: total, run: total, total };
         let header = cold.server_timing();
         prop_assert!(follows_the_grammar(&header), "{header}");

@@ -96,20 +96,16 @@ impl Unit {
 
     /// Asks for a call when the next decision is due, unless an earlier one is set already.
     pub(super) fn set_alarm(&self, state: &mut State, effects: &mut Effects) {
+        // A batch that cannot run yet is looked at again when a run ends; until then only the
+        // expiry of what waits needs a call.
+        let can_run = self.can_run(state) && !state.waits_for_slot;
         let State {
             batcher,
             profile,
             lifecycle,
             alarms,
-            session,
-            runs,
-            waits_for_slot,
             ..
         } = state;
-        // A batch that cannot run yet is looked at again when a run ends; until then only the
-        // expiry of what waits needs a call.
-        let can_run =
-            session.is_some() && runs.len() < self.spec.concurrency as usize && !*waits_for_slot;
         let batch_at = match can_run {
             true => batcher.wake_at(|rows| profile.cautious_run(rows)),
             false => batcher.expires_at(),
@@ -148,7 +144,7 @@ impl Unit {
         for pending in sent_on {
             let _ = pending
                 .reply
-                .send(Err(NotAnswered::Retired(pending.request)));
+                .send(Err(NotAnswered::Retired(Box::new(pending.request))));
         }
         for (waiter, result) in loaded {
             let _ = waiter.send(result);

@@ -92,7 +92,7 @@ impl Unit {
         if how == How::Park && !self.can_park(&state) {
             return false;
         }
-        let queued = state.batcher.queued();
+        let queued = state.batcher.held();
         let action = state.lifecycle.evict(now, queued, how);
         let went = action.is_some();
         self.act(&mut state, action, &mut effects, now);
@@ -108,6 +108,9 @@ impl Unit {
     /// ahead of the run would only compete with it.
     pub(super) fn unpark(&self, state: &mut State, effects: &mut Effects) {
         let recorder = TimelineRecorder::start(self.host.clock, &self.host.metrics, &self.id);
+        if let Some(tracer) = &self.host.tracer {
+            recorder.trace(tracer.load(&self.id, state.load_for.take()));
+        }
         recorder.set_kind(ColdStart::Parked);
         recorder.finish(false);
         self.counters.woke(recorder.clone());
@@ -175,7 +178,7 @@ impl Unit {
                 unit.replan(&mut state);
             }
             unit.note_holding(&state);
-            let queued = state.batcher.queued();
+            let queued = state.batcher.held();
             let action = state.lifecycle.poll(now, queued);
             unit.act(&mut state, action, &mut effects, now);
             drop(state);
@@ -244,7 +247,7 @@ impl Unit {
             let mut effects = Effects::default();
             let mut state = unit.state.lock();
             unit.host.wake.residency.release(unit.serial);
-            let queued = state.batcher.queued();
+            let queued = state.batcher.held();
             let action = state.lifecycle.closed(now, queued);
             unit.act(&mut state, action, &mut effects, now);
             drop(state);
@@ -254,7 +257,7 @@ impl Unit {
 
     /// Does blocking work on a thread that is started from the runtime. Whoever asks for memory
     /// may stand back behind those that serve, and threads that it started would do so for ever.
-    fn away(&self, work: impl FnOnce() + Send + 'static) {
+    pub(super) fn away(&self, work: impl FnOnce() + Send + 'static) {
         self.host.runtime.spawn(async move {
             // What may panic is guarded: the unit must hear of the end.
             let _ = tokio::task::spawn_blocking(work).await;

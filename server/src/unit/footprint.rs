@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::load::Weights;
 use super::{State, Unit};
+use crate::isolation::WORKER_BYTES;
 use crate::residency::Held;
 
 /// A session without its weights: the graph, its kernels and plans. Measured between 5 and 17 MB.
@@ -69,7 +70,8 @@ impl Unit {
     /// What a session over the prepared store's map adds to what is resident already.
     pub(super) fn mapped_footprint(&self, prepared: &PreparedModel) -> u64 {
         let residency = &self.host.wake.residency;
-        prepared_footprint(residency.needed(&pack_uses(prepared)))
+        let process = self.isolated.as_ref().map_or(0, |_| WORKER_BYTES);
+        prepared_footprint(residency.needed(&pack_uses(prepared))).saturating_add(process)
     }
 
     /// What the model holds and whether it could be given up; none while it holds nothing, or
@@ -98,10 +100,15 @@ impl Unit {
             Weights::Mapped(prepared) => (0, Some(prepared)),
             Weights::Packed(prepared) => (packed_bytes(prepared), Some(prepared)),
         };
+        // A process of its own is asked; what it has not yet touched is estimated.
+        let (context, measured) = match &self.isolated {
+            None => (CONTEXT, 0),
+            Some(isolated) => (CONTEXT + WORKER_BYTES, isolated.held_bytes()),
+        };
         let can_park = holding_state == HoldingState::Idle && self.can_park(state);
         Some(Held {
             own: Holding {
-                bytes: private.saturating_add(CONTEXT),
+                bytes: private.saturating_add(context).max(measured),
                 parkable_bytes: if can_park { private } else { 0 },
                 resume_from_parked: RESUME_FROM_PARKED,
                 resume_from_cold: state.profile.expected_load().unwrap_or(RESUME_FROM_COLD),

@@ -11,6 +11,7 @@ use dormouse_model_store::store::PreparedModel;
 
 use super::effects::{Effects, Failure, Place};
 use super::footprint::loading_footprint;
+use super::made::MadePlaces;
 use super::{Unit, still_the_same};
 use crate::engine::instances::Instances;
 use crate::engine::{Packing, Session, SessionTensor};
@@ -29,6 +30,8 @@ pub(super) struct OpenSession {
     /// Runs of equal shapes take about equally long.
     pub(super) is_steady: bool,
     pub(super) weights: Weights,
+    /// Tensors that the server makes and keeps, where the model has such.
+    pub(super) made: Option<Box<MadePlaces>>,
 }
 
 /// Where a session has its weights.
@@ -47,6 +50,10 @@ impl Unit {
         let unit = self.arc();
         let hold = self.host.activity.hold();
         let recorder = TimelineRecorder::start(self.host.clock, &self.host.metrics, &self.id);
+        if let Some(tracer) = &self.host.tracer {
+            let request = self.state.lock().load_for.take();
+            recorder.trace(tracer.load(&self.id, request));
+        }
         self.host.runtime.spawn(async move {
             let _hold = hold;
             let loaded = unit.load_in_turn(&recorder, ahead).await;
@@ -64,6 +71,8 @@ impl Unit {
             ahead,
             ..Course::default()
         };
+        // First: others load meanwhile.
+        self.fetch(recorder).await?;
         loop {
             let queue = recorder.stage(LoadStage::Queue);
             let permit = Arc::clone(&self.host.loads).acquire_owned().await;
@@ -90,6 +99,21 @@ impl Unit {
             let residency = &self.host.wake.residency;
             residency.reserve(&self.arc(), bytes).await?;
             course.reserved = bytes;
+        }
+    }
+
+    /// Brings the files here if they are elsewhere.
+    async fn fetch(&self, recorder: &TimelineRecorder) -> Result<(), NotLoaded> {
+        if !self.source.is_remote() {
+            return Ok(());
+        }
+        let (unit, recorder) = (self.arc(), recorder.clone());
+        let fetched = tokio::task::spawn_blocking(move || unit.source.fetch(&recorder)).await;
+        match fetched {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) if !self.source.is_current() => Err(NotLoaded::Outdated),
+            Ok(Err(error)) => Err(self.cannot_load(&error).into()),
+            Err(_) => Err(ServeError::internal("fetching the model panicked").into()),
         }
     }
 
@@ -162,8 +186,12 @@ impl Unit {
         self.reserve_for_load(course, bytes)?;
         tracing::info!(model = %self.id.name, version = self.id.version.0, stage = "loading", "load started");
         recorder
-            .during(LoadStage::Environment, || self.host.engine.prepare())
+            .during(LoadStage::Environment, || self.engine().prepare())
             .map_err(|error| self.cannot_load(&error))?;
+        self.read_initial_states()?;
+        if prepared.is_none() {
+            self.load_on_trial(recorder)?;
+        }
         let opened = match prepared {
             None => None,
             Some(prepared) => match self.open_mapped(&prepared, recorder) {
@@ -219,7 +247,9 @@ impl Unit {
     ) -> Result<OpenSession, ServeError> {
         recorder.set_kind(ColdStart::Prepared);
         let wake = &self.host.wake;
-        if wake.switches.overlap {
+        if self.isolated.is_some() {
+            // The process that reads them brings them in.
+        } else if wake.switches.overlap {
             // Nobody waits for these: the first run reads what is there by then.
             drop(wake.start_populating(prepared, recorder));
         } else {
@@ -263,7 +293,7 @@ impl Unit {
             is_steady = source.is_steady;
             let stage = recorder.stage(LoadStage::Session);
             stage.bytes(parsed);
-            let session = self.host.engine.open(source.bytes, &self.spec.session);
+            let session = self.engine().open(source.bytes, &self.spec.session);
             // First: what the engine says of a file that changed under it says nothing.
             still_the_same(source.file.as_ref())?;
             let session = session.map_err(|error| match &source.file {
@@ -288,11 +318,9 @@ impl Unit {
         prepared: &Arc<PreparedModel>,
         packing: Packing,
     ) -> Result<OpenSession, ServeError> {
-        let preparation = self.host.wake.preparation.as_ref().ok_or_else(|| {
-            ServeError::internal("a prepared model is opened without a prepared store")
-        })?;
-        let session = preparation
-            .open(prepared, &self.spec.session, packing)
+        let session = self
+            .engine()
+            .open_stored(prepared, &self.spec.session, packing)
             .map_err(|error| self.cannot_load(&error))?;
         let weights = match packing {
             Packing::Off => Weights::Mapped(Arc::clone(prepared)),
@@ -301,7 +329,7 @@ impl Unit {
         OpenSession::new(&self.spec, session, prepared.facts.is_steady, weights)
     }
 
-    fn cannot_load(&self, cause: &dyn std::fmt::Display) -> ServeError {
+    pub(super) fn cannot_load(&self, cause: &dyn std::fmt::Display) -> ServeError {
         ServeError::unavailable(format!("model {} could not be loaded: {cause}", self.id))
     }
 
@@ -313,7 +341,7 @@ impl Unit {
         match loaded {
             Err(NotLoaded::NotNow) => {
                 tracing::debug!(model = %self.id.name, version = self.id.version.0, "not loaded ahead of its next call: no memory is free, or its files have changed");
-                let queued = state.batcher.queued();
+                let queued = state.batcher.held();
                 let action = state.lifecycle.load_abandoned(queued);
                 self.act(&mut state, action, &mut effects, now);
             }
@@ -329,14 +357,18 @@ impl Unit {
                 self.counters.woke(recorder.clone());
                 state.timeline = Some(recorder);
                 state.load_error = None;
+                if state.crashes.recovered() {
+                    self.host.metrics.server().workers.restarts.increment(1);
+                }
                 effects
                     .loaded
                     .extend(state.load_waiters.drain(..).map(|waiter| (waiter, Ok(()))));
                 let action = state.lifecycle.loaded(now);
                 self.note_holding(&state);
+                state.batcher.start_alone();
                 self.pump(&mut state, &mut effects, now);
                 self.act(&mut state, action, &mut effects, now);
-                let queued = state.batcher.queued();
+                let queued = state.batcher.held();
                 let action = state.lifecycle.poll(now, queued);
                 self.act(&mut state, action, &mut effects, now);
             }
@@ -349,8 +381,17 @@ impl Unit {
                 effects
                     .loaded
                     .extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
-                for pending in state.batcher.flush() {
+                for pending in state.batcher.flush(now) {
                     self.metrics().pending.decrement(1.0);
+                    // A later step could come to the successor before the first one.
+                    if pending.continues_sequence() {
+                        let failure = Failure {
+                            error: error.clone(),
+                            reason: FailureReason::Backend,
+                        };
+                        self.fail(&mut state, &mut effects, pending, failure);
+                        continue;
+                    }
                     self.send_on(&mut state, &mut effects, pending);
                 }
                 self.act(&mut state, None, &mut effects, now);
@@ -359,6 +400,7 @@ impl Unit {
                 self.host.wake.residency.release(self.serial);
                 let retry_at = state.lifecycle.load_failed(now);
                 self.metrics().load_failures.increment(1);
+                recorder.failed(&error);
                 tracing::error!(model = %self.id.name, version = self.id.version.0, stage = "failed", %error, retry_in = ?(retry_at - now), "load failed");
                 self.host.events.publish(&self.id, || EventKind::Failed {
                     error: error.to_string(),
@@ -366,13 +408,14 @@ impl Unit {
                 });
                 let error = may_retry(error, retry_at - now);
                 state.load_error = Some(error.clone());
+                self.bar_if_quarantined(&mut state);
                 effects.loaded.extend(
                     state
                         .load_waiters
                         .drain(..)
                         .map(|waiter| (waiter, Err(error.clone()))),
                 );
-                for pending in state.batcher.flush() {
+                for pending in state.batcher.flush(now) {
                     self.metrics().pending.decrement(1.0);
                     self.fail(
                         &mut state,
@@ -493,12 +536,16 @@ impl OpenSession {
         let outputs = spec.outputs.iter();
         let outputs = outputs.map(|output| find("output", output, &known));
         let outputs = outputs.collect::<Result<_, _>>()?;
+        let made = MadePlaces::find(spec, &*session)?;
+        // However short its runs are: one that hangs must not hold up a thread that serves.
+        let is_steady = is_steady && !session.is_remote();
         Ok(Self {
             session,
             inputs,
             outputs,
             is_steady,
             weights,
+            made,
         })
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::footprint::{loading_footprint, packed_bytes};
 use super::load::{OpenSession, Weights};
 use super::{State, Unit};
-use crate::engine::{Packing, Session};
+use crate::engine::{Engine, EngineError, Packing, Session};
 use crate::error::ServeError;
 use crate::memory;
 use crate::preparation::{Outcome, PrepareError, Subject};
@@ -41,13 +41,14 @@ pub struct PreparationReport {
 
 impl Unit {
     /// What the store calls it.
-    fn label(&self) -> String {
+    pub(super) fn label(&self) -> String {
         format!("{}/{}", self.id.name, self.id.version)
     }
 
-    fn subject<'a>(&'a self, label: &'a str) -> Subject<'a> {
+    pub(super) fn subject<'a>(&'a self, engine: &'a dyn Engine, label: &'a str) -> Subject<'a> {
         Subject {
             source: &*self.source,
+            engine,
             session: &self.spec.session,
             label,
         }
@@ -60,7 +61,7 @@ impl Unit {
             return None;
         }
         let preparation = self.host.wake.preparation.as_ref()?;
-        preparation.find(&self.subject(&self.label()))
+        preparation.find(&self.subject(self.engine(), &self.label()))
     }
 
     /// Has a prepared model that no session can be built over prepared again.
@@ -133,7 +134,8 @@ impl Unit {
             return false;
         };
         let label = self.label();
-        match preparation.prepare(&self.subject(&label)) {
+        let engine = self.preparing_engine();
+        match preparation.prepare(&self.subject(&*engine, &label)) {
             Ok((outcome, prepared)) => {
                 if outcome == Outcome::Prepared {
                     self.host.metrics.server().preparations.increment(1);
@@ -153,6 +155,9 @@ impl Unit {
                 false
             }
             Err(error) => {
+                // What kills the process that prepares it would do so again.
+                let kills = matches!(error, PrepareError::Engine(EngineError::Lost(_)));
+                self.state.lock().unpreparable |= kills;
                 self.host.metrics.server().preparation_failures.increment(1);
                 tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "not prepared; the model goes on being loaded from its files");
                 false
@@ -166,11 +171,12 @@ impl Unit {
         let Some(preparation) = &self.host.wake.preparation else {
             return Err(PrepareError::NoStore);
         };
-        self.host.engine.prepare()?;
+        let engine = self.preparing_engine();
+        engine.prepare()?;
         let label = self.label();
-        let (outcome, prepared) = preparation.prepare(&self.subject(&label))?;
+        let (outcome, prepared) = preparation.prepare(&self.subject(&*engine, &label))?;
         let open_prepared = || {
-            let session = preparation.open(&prepared, &self.spec.session, Packing::Off)?;
+            let session = engine.open_stored(&prepared, &self.spec.session, Packing::Off)?;
             Ok::<_, PrepareError>(session)
         };
         let inputs = {
@@ -180,7 +186,7 @@ impl Unit {
         };
         let cold_before = cold_start(inputs.as_deref(), || {
             let source = self.source.read().map_err(PrepareError::Source)?;
-            Ok(self.host.engine.open(source.bytes, &self.spec.session)?)
+            Ok(engine.open(source.bytes, &self.spec.session)?)
         })?;
         let cold_after = cold_start(inputs.as_deref(), open_prepared)?;
         preparation.store().update_facts(&prepared.key, |facts| {

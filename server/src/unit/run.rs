@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dormouse_core::batch::{Batch, EntryId};
+use dormouse_core::batch::EntryId;
 use dormouse_core::datatype::DataType;
 use dormouse_core::lifecycle::Stage;
+use dormouse_core::sequence::FinishedSteps;
 use dormouse_core::shape::Shape;
 use dormouse_core::time::Timestamp;
 use dormouse_model_store::spec::TensorSpec;
@@ -15,40 +16,41 @@ use smallvec::SmallVec;
 
 use super::effects::{Answer, Effects, Failure, Place, release_in_order};
 use super::load::OpenSession;
+use super::made::Kept;
+use super::queue::{Steps, Taken};
 use super::{KnownRun, Pending, RunInfo, RunShapes, SHORT_RUN, State, Unit};
-use crate::engine::{EngineError, StopHandle, gather};
+use crate::engine::{EngineError, StopHandle, gather, gather_for};
 use crate::error::ServeError;
 use crate::metrics::{FailureReason, Phase};
 use crate::request::{InferRequest, InferResponse, Tensor};
+use crate::spans::Ran;
 use crate::stats::RunDurations;
 use crate::timeline::{ColdRequest, TimelineRecorder};
 
 /// A batch that has left the queue and holds a run slot.
 pub(super) struct Run {
     id: u64,
-    entries: SmallVec<[(EntryId, Pending); 1]>,
+    pub(super) entries: SmallVec<[(EntryId, Pending); 1]>,
     rows: u32,
-    session: Arc<OpenSession>,
-    stop: Result<StopHandle, EngineError>,
+    /// What the requests are to their sequences.
+    pub(super) steps: Option<Box<Steps>>,
+    pub(super) session: Arc<OpenSession>,
+    pub(super) stop: Result<StopHandle, EngineError>,
     timeline: Option<TimelineRecorder>,
     is_short: bool,
 }
 
 /// A finished run's outputs, one list per request, and how long it took.
-struct Finished {
-    results: Vec<Result<Vec<Tensor>, EngineError>>,
-    took: RunDurations,
-    executions: SmallVec<[(u32, RunDurations); 1]>,
+pub(super) struct Finished {
+    pub(super) results: Vec<Result<Vec<Tensor>, EngineError>>,
+    pub(super) took: RunDurations,
+    pub(super) executions: SmallVec<[(u32, RunDurations); 1]>,
 }
 
 impl Unit {
     /// Makes a run of a batch and enters it into the state.
-    pub(super) fn prepare_run(
-        &self,
-        state: &mut State,
-        batch: Batch<Pending>,
-        now: Timestamp,
-    ) -> Run {
+    pub(super) fn prepare_run(&self, state: &mut State, taken: Taken, now: Timestamp) -> Run {
+        let Taken { batch, steps } = taken;
         let session = Arc::clone(
             state
                 .session
@@ -63,6 +65,7 @@ impl Unit {
             started: now,
             members: batch.entries.iter().map(|(entry, ..)| *entry).collect(),
             stop: stop.as_ref().ok().cloned(),
+            alone: batch.alone,
         });
         state.lifecycle.run_started(now);
         self.metrics().pending.decrement(batch.entries.len() as f64);
@@ -78,6 +81,7 @@ impl Unit {
                 .into_iter()
                 .map(|(entry, pending, _)| (entry, pending))
                 .collect(),
+            steps,
             session,
             stop,
             timeline: state.timeline.clone(),
@@ -95,10 +99,10 @@ impl Unit {
         }
     }
 
-    fn execute(&self, run: Run) {
+    fn execute(&self, mut run: Run) {
         let clock = &self.host.clock;
         let started = clock.now();
-        let finished = self.compute(&run);
+        let (finished, finished_steps) = self.compute(&mut run);
         let ended = clock.now();
         let shapes = self.run_shapes(&run.entries[0].1.request);
         let Run {
@@ -110,7 +114,8 @@ impl Unit {
             timeline,
             ..
         } = run;
-        let is_steady = session.is_steady;
+        let made = session.made.as_ref();
+        let is_steady = session.is_steady && !made.is_some_and(|made| made.shapes_vary);
         let load = match &timeline {
             Some(recorder) if entries.iter().any(|(_, pending)| pending.cold) => {
                 recorder.first_run(started, ended);
@@ -129,12 +134,30 @@ impl Unit {
             self.metrics().inferences.increment(u64::from(*rows));
             self.metrics().batch_rows.record(f64::from(*rows));
         }
+        let mut lost = None;
         let mut state = self.state.lock();
+        if let Some(steps) = finished_steps {
+            state.batcher.finish(steps, ended);
+        }
         for ((_, pending), result) in entries.into_iter().zip(finished.results) {
             match result {
                 Ok(tensors) if !pending.reply.is_closed() => {
                     let queued = started - pending.enqueued;
                     self.succeeded(ended - pending.request.received, queued, &finished.took);
+                    if let Some(span) = &pending.request.span {
+                        let woken = load.as_ref().filter(|_| pending.cold);
+                        span.ran(Ran {
+                            version: self.id.version.0,
+                            rows: pending.request.rows,
+                            batch_rows: rows,
+                            queued,
+                            took: finished.took,
+                            woken: woken.map(|load| {
+                                let span = timeline.as_ref().and_then(TimelineRecorder::span);
+                                (load.kind.label(), span)
+                            }),
+                        });
+                    }
                     let mut response = self.response(&pending, tensors);
                     response.cold_start = load.as_ref().filter(|_| pending.cold).map(|load| {
                         let total = ended - pending.request.received;
@@ -168,9 +191,14 @@ impl Unit {
                 Err(error) => {
                     let reason = match error {
                         EngineError::Terminated => abandoned_reason(&pending.request, ended),
-                        EngineError::Failed(_) => FailureReason::Backend,
+                        EngineError::Failed(_) | EngineError::Lost(_) => FailureReason::Backend,
                     };
                     let error = match error {
+                        EngineError::Lost(worker) => {
+                            let error = self.died_under(&worker);
+                            lost = Some(worker);
+                            error
+                        }
                         // Only a run that nobody waits for is stopped, or one past its deadline.
                         EngineError::Terminated => self.deadline_exceeded(),
                         EngineError::Failed(_) => {
@@ -183,13 +211,16 @@ impl Unit {
         }
         state.runs.retain(|run| run.id != id);
         state.lifecycle.run_finished(ended);
+        if let Some(lost) = lost {
+            // Before another batch is given to a session that is gone.
+            self.session_lost(&mut state, &mut effects, &lost, ended);
+        }
         if state.learns {
             state.keep_alive.finished(ended);
         }
         state.upgrade.ran();
         if state.lifecycle.stage() == Stage::Warm {
-            let queued = state.batcher.queued();
-            effects.upgrade = state.upgrade.poll(queued);
+            effects.upgrade = state.upgrade.poll();
         }
         // Not when requests had to be run one by one: the time is then not that of one batch.
         if matches!(finished.executions[..], [(executed, _)] if executed == rows) {
@@ -200,7 +231,7 @@ impl Unit {
         }
         self.release_slot();
         self.pump(&mut state, &mut effects, ended);
-        let queued = state.batcher.queued();
+        let queued = state.batcher.held();
         let action = state.lifecycle.poll(ended, queued);
         self.act(&mut state, action, &mut effects, ended);
         drop(state);
@@ -209,7 +240,14 @@ impl Unit {
 
     /// Runs the batch; when it fails as a whole, each request on its own, so that a poisoned one
     /// fails alone.
-    fn compute(&self, run: &Run) -> Finished {
+    fn compute(&self, run: &mut Run) -> (Finished, Option<FinishedSteps<Kept>>) {
+        match run.session.made {
+            None => (self.compute_given(run), None),
+            Some(_) => self.compute_made(run),
+        }
+    }
+
+    fn compute_given(&self, run: &Run) -> Finished {
         let requests: SmallVec<[&InferRequest; 1]> = run
             .entries
             .iter()
@@ -231,7 +269,11 @@ impl Unit {
                 took,
                 executions: SmallVec::from_iter([(run.rows, took)]),
             },
-            Err(error) if requests.len() == 1 || matches!(error, EngineError::Terminated) => {
+            // Neither what nobody waits for nor what killed a process is tried a second time.
+            Err(error)
+                if requests.len() == 1
+                    || matches!(error, EngineError::Terminated | EngineError::Lost(_)) =>
+            {
                 Finished {
                     results: requests.iter().map(|_| Err(error.clone())).collect(),
                     took: RunDurations::default(),
@@ -297,7 +339,9 @@ impl Unit {
     ) -> Result<(Vec<Vec<Tensor>>, RunDurations), EngineError> {
         let clock = &self.host.clock;
         let start = clock.now();
-        let inputs = gather_inputs(&open.inputs, requests, rows);
+        let inputs = gather_with(&open.inputs, requests, rows, |pieces| {
+            gather_for(&*open.session, pieces)
+        });
         let gathered = clock.now();
         let wanted = wanted_outputs(requests, self.spec.outputs.len());
         let indices: SmallVec<[usize; 4]> =
@@ -329,7 +373,11 @@ impl Unit {
     }
 
     /// Gives an output the shape its configuration promises, when that differs from the graph's.
-    fn reshape_output(&self, spec: &TensorSpec, mut tensor: Tensor) -> Result<Tensor, EngineError> {
+    pub(super) fn reshape_output(
+        &self,
+        spec: &TensorSpec,
+        mut tensor: Tensor,
+    ) -> Result<Tensor, EngineError> {
         let Some(reshape) = &spec.reshape else {
             return Ok(tensor);
         };
@@ -429,6 +477,7 @@ impl Unit {
             id: pending.request.id.clone(),
             outputs: names.zip(tensors).collect(),
             cold_start: None,
+            placed: None,
         }
     }
 }
@@ -452,6 +501,15 @@ pub fn gather_inputs(
     indices: &[usize],
     requests: &[&InferRequest],
     rows: u32,
+) -> SmallVec<[(usize, Tensor); 4]> {
+    gather_with(indices, requests, rows, gather)
+}
+
+fn gather_with(
+    indices: &[usize],
+    requests: &[&InferRequest],
+    rows: u32,
+    gather: impl Fn(&[Bytes]) -> Bytes,
 ) -> SmallVec<[(usize, Tensor); 4]> {
     let mut gathered = SmallVec::new();
     for (input, &index) in indices.iter().enumerate() {
@@ -534,7 +592,7 @@ fn taken(output: &mut Option<Tensor>) -> Tensor {
 }
 
 /// Hands out consecutive rows of an output without copying them.
-struct Splitter<'a> {
+pub(super) struct Splitter<'a> {
     tensor: &'a Tensor,
     offset: usize,
     row_bytes: usize,
@@ -543,7 +601,7 @@ struct Splitter<'a> {
 }
 
 impl<'a> Splitter<'a> {
-    fn new(tensor: &'a Tensor, rows: u32) -> Option<Self> {
+    pub(super) fn new(tensor: &'a Tensor, rows: u32) -> Option<Self> {
         let (&first, rest) = tensor.shape.split_first()?;
         if first != i64::from(rows) {
             return None;
@@ -557,7 +615,7 @@ impl<'a> Splitter<'a> {
         })
     }
 
-    fn next(&mut self, rows: u32) -> Tensor {
+    pub(super) fn next(&mut self, rows: u32) -> Tensor {
         let length = match self.tensor.datatype {
             DataType::Bytes => bytes_length(
                 &self.tensor.data[self.offset..],

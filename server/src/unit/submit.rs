@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dormouse_core::admission::{self, Outlook};
-use dormouse_core::batch::{EntryId, Refused, Waiting};
+use dormouse_core::batch::{EntryId, Waiting};
 use dormouse_core::code::ErrorCode;
 use dormouse_core::lifecycle::{Demand, Stage};
 use dormouse_core::order::Sequencer;
@@ -11,10 +11,12 @@ use dormouse_core::time::Timestamp;
 use tokio::sync::oneshot;
 
 use super::effects::{Effects, Place};
+use super::queue::NotAccepted;
 use super::{NotAnswered, Pending, Reply, State, Ticket, Unit};
 use crate::error::ServeError;
 use crate::metrics::FailureReason;
 use crate::request::InferRequest;
+use crate::spans::RequestSpan;
 
 impl Unit {
     pub(super) fn submit(&self, request: InferRequest) -> Result<Ticket, NotAnswered> {
@@ -22,17 +24,29 @@ impl Unit {
         let received = request.received;
         let mut effects = Effects::default();
         let mut state = self.state.lock();
+        if let Some(sequence) = &request.sequence
+            && !sequence.step.start
+            && !state.lifecycle.is_retiring()
+            && !state.batcher.knows(&sequence.step.id)
+        {
+            // Not worth waking the model for.
+            let error = self.not_started(&request);
+            drop(state);
+            return Err(self.refused(error, received, FailureReason::Rejected));
+        }
         let was_parked = state.lifecycle.stage() == Stage::Parked;
         let demand = state.lifecycle.demand(now);
         self.note_arrival(&mut state, now);
         let cold = match demand {
             Demand::Run if was_parked => {
+                state.load_for = request.span.as_ref().map(RequestSpan::context);
                 self.unpark(&mut state, &mut effects);
                 true
             }
             Demand::Run => false,
             Demand::Wait => true,
             Demand::StartLoad => {
+                state.load_for = request.span.as_ref().map(RequestSpan::context);
                 self.begin_load(&mut state, &mut effects, now);
                 true
             }
@@ -41,7 +55,7 @@ impl Unit {
                 drop(state);
                 return Err(self.refused(error, received, FailureReason::Backend));
             }
-            Demand::Retired => return Err(NotAnswered::Retired(request)),
+            Demand::Retired => return Err(NotAnswered::Retired(Box::new(request))),
         };
         let queued = self.enqueue(&mut state, request, cold, now);
         if queued.is_ok() {
@@ -68,7 +82,7 @@ impl Unit {
     fn enqueue(
         &self,
         state: &mut State,
-        request: InferRequest,
+        mut request: InferRequest,
         cold: bool,
         now: Timestamp,
     ) -> Result<(EntryId, oneshot::Receiver<Reply>), ServeError> {
@@ -116,16 +130,22 @@ impl Unit {
         let priority = request.priority;
         let deadline = request.deadline;
         let sequence = state.order.as_mut().map(Sequencer::issue);
+        // Whatever comes of it, the next request of its stream may follow now.
+        let turn = request
+            .sequence
+            .as_mut()
+            .and_then(|sequence| sequence.turn.take());
         let pending = Pending {
             request,
             reply,
             enqueued: now,
             sequence,
             batchable: self.spec.runs_rows_together,
+            ragged: self.spec.ragged.clone(),
             cold,
             _bytes: permit,
         };
-        match state.batcher.push(
+        let pushed = state.batcher.push(
             Waiting {
                 item: pending,
                 priority,
@@ -133,7 +153,9 @@ impl Unit {
                 timeout: None,
             },
             now,
-        ) {
+        );
+        drop(turn);
+        match pushed {
             Ok(entry) => {
                 self.metrics().pending.increment(1.0);
                 if cold {
@@ -141,7 +163,11 @@ impl Unit {
                 }
                 Ok((entry, receiver))
             }
-            Err(Refused::QueueFull { item, limit }) => {
+            Err(NotAccepted::NotStarted { item }) => {
+                self.skip_in_order(state, item.sequence);
+                Err(self.not_started(&item.request))
+            }
+            Err(NotAccepted::QueueFull { item, limit }) => {
                 self.skip_in_order(state, item.sequence);
                 Err(ServeError::new(
                     ErrorCode::Overloaded,
@@ -157,10 +183,21 @@ impl Unit {
                         .unwrap_or(Duration::from_millis(100)),
                 ))
             }
-            Err(Refused::Expired { item }) => {
+            Err(NotAccepted::Expired { item }) => {
                 self.skip_in_order(state, item.sequence);
                 Err(self.deadline_exceeded())
             }
         }
+    }
+
+    fn not_started(&self, request: &InferRequest) -> ServeError {
+        let id = request.sequence.as_ref();
+        let id = id.map(|sequence| sequence.step.id.to_string());
+        ServeError::invalid(format!(
+            "inference request for sequence {} to model '{}' must specify the START flag on the \
+             first request of the sequence",
+            id.unwrap_or_default(),
+            self.id.name
+        ))
     }
 }

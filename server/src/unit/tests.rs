@@ -236,15 +236,19 @@ async fn poisoned_request_in_a_batch_fails_alone() {
         let bench = Bench::new();
         let unit = bench.unit(|spec| spec.batching = Some(batching()));
         bench.engine.loads.close();
+        // It runs alone, the others together.
+        let first = ask(&unit, 0);
+        until(|| unit.state.lock().batcher.queued() == 1).await;
         let asked: Vec<_> = [1, bad, 3].map(|value| ask(&unit, value)).into();
-        until(|| unit.state.lock().batcher.queued() == 3).await;
+        until(|| unit.state.lock().batcher.queued() == 4).await;
         bench.engine.loads.open();
+        assert_eq!(first.await.unwrap().unwrap(), 0);
         let mut answers = Vec::new();
         for asked in asked {
             answers.push(asked.await.unwrap().ok());
         }
         assert_eq!(answers, [Some(1), None, Some(3)]);
-        assert_eq!(counts(&unit), (2, 1));
+        assert_eq!(counts(&unit), (3, 1));
         bench.assert_idle(&unit).await;
     }
 }
@@ -255,16 +259,20 @@ async fn request_that_left_a_batch_does_not_stop_the_others() {
     let unit = bench.unit(|spec| spec.batching = Some(batching()));
     bench.engine.loads.close();
     bench.engine.runs.close();
+    // It runs alone, the others together.
+    let first = ask(&unit, 0);
+    until(|| unit.state.lock().batcher.queued() == 1).await;
     let stays = ask(&unit, HELD);
     let leaves = ask(&unit, 2);
-    until(|| unit.state.lock().batcher.queued() == 2).await;
+    until(|| unit.state.lock().batcher.queued() == 3).await;
     bench.engine.loads.open();
+    assert_eq!(first.await.unwrap().unwrap(), 0);
     until(|| unit.state.lock().runs.len() == 1).await;
     leaves.abort();
     until(|| unit.state.lock().runs[0].members.len() == 1).await;
     bench.engine.runs.open();
     assert_eq!(stays.await.unwrap().unwrap(), HELD);
-    assert_eq!(counts(&unit), (1, 1));
+    assert_eq!(counts(&unit), (2, 1));
     bench.assert_idle(&unit).await;
 }
 

@@ -1,13 +1,15 @@
 //! Runs that a model's configuration asks for before its first request.
 
 use dormouse_core::datatype::DataType;
+use dormouse_core::sequence::{SequenceId, Step};
 use dormouse_core::shape::{Shape, element_count};
+use dormouse_core::time::Timestamp;
 use dormouse_model_store::spec::{TensorSpec, WarmupData, WarmupInput, WarmupSpec};
 
 use super::Unit;
 use super::load::OpenSession;
 use crate::error::ServeError;
-use crate::request::Tensor;
+use crate::request::{InferRequest, SequenceStep, Tensor};
 use crate::sample;
 
 impl Unit {
@@ -29,11 +31,62 @@ impl Unit {
             };
             inputs.push((index, self.warmup_tensor(spec, input, warmup)?));
         }
+        if open.made.is_some() {
+            return self.warm_up_made(open, warmup);
+        }
         for _ in 0..warmup.count.max(1) {
             let stop = open.session.stop_handle().map_err(|error| failed(&error))?;
             open.session
                 .run(&inputs, &open.outputs, &stop)
                 .map_err(|error| failed(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Warms up a graph that needs more than requests give it.
+    fn warm_up_made(&self, open: &OpenSession, warmup: &WarmupSpec) -> Result<(), ServeError> {
+        // A sequence's requests have one row.
+        let rows = match self.spec.sequence {
+            Some(_) => 1,
+            None => warmup.rows,
+        };
+        let warmup = &WarmupSpec {
+            rows,
+            ..warmup.clone()
+        };
+        let inputs = self.spec.inputs.iter().map(|spec| {
+            let input = warmup.inputs.iter().find(|input| *input.name == *spec.name);
+            input
+                .map(|input| self.warmup_tensor(spec, input, warmup))
+                .transpose()
+        });
+        let step = Step {
+            id: SequenceId::Number(1),
+            start: true,
+            end: true,
+        };
+        let request = InferRequest {
+            id: String::new(),
+            inputs: inputs.collect::<Result<_, _>>()?,
+            outputs: (0..self.spec.outputs.len()).collect(),
+            rows,
+            priority: 0,
+            deadline: None,
+            received: Timestamp::ZERO,
+            span: None,
+            sequence: self
+                .spec
+                .sequence
+                .as_ref()
+                .map(|_| Box::new(SequenceStep { step, turn: None })),
+        };
+        for _ in 0..warmup.count.max(1) {
+            self.try_out(open, &request).map_err(|error| {
+                ServeError::unavailable(format!(
+                    "warm-up '{}' of model {} failed: {error}",
+                    warmup.name, self.id
+                ))
+            })?;
         }
         Ok(())
     }

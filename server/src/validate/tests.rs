@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use dormouse_core::code::ErrorCode;
@@ -28,6 +28,8 @@ fn model(max_batch_size: u32, inputs: Vec<TensorSpec>, outputs: Vec<TensorSpec>)
         outputs,
         max_batch_size,
         batching: None,
+        sequence: None,
+        ragged: None,
         runs_rows_together: false,
         concurrency: 1,
         session: SessionSpec::default(),
@@ -35,6 +37,7 @@ fn model(max_batch_size: u32, inputs: Vec<TensorSpec>, outputs: Vec<TensorSpec>)
         lifecycle: LifecycleSpec::default(),
         decoupled: false,
         model_filename: "model.onnx".into(),
+        labels: BTreeMap::new(),
         warnings: Vec::new(),
     }
 }

@@ -26,21 +26,21 @@ const MAX_ANSWER: usize = 16 << 10;
 
 /// Reaches one endpoint.
 #[derive(Clone)]
-pub(super) struct Client {
+pub(crate) struct Client {
     endpoint: Endpoint,
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
 }
 
 /// What the other side said.
 #[derive(Debug)]
-pub(super) struct Reply {
-    pub(super) status: StatusCode,
+pub(crate) struct Reply {
+    pub(crate) status: StatusCode,
     /// How long it wants to be left alone.
-    pub(super) retry_after: Option<Duration>,
+    pub(crate) retry_after: Option<Duration>,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum PostError {
+pub(crate) enum PostError {
     #[error("cannot connect: {0}")]
     Connect(io::Error),
     #[error("no secure connection: {0}")]
@@ -50,14 +50,21 @@ pub(super) enum PostError {
 }
 
 impl Client {
-    pub(super) fn new(config: &WebhookConfig) -> Result<Self, WebhookError> {
-        let endpoint = config.endpoint.clone();
+    pub(crate) fn new(config: &WebhookConfig) -> Result<Self, WebhookError> {
+        Self::reaching(config.endpoint.clone(), config.ca_file.as_deref())
+    }
+
+    /// A client of `endpoint`, trusted by the certificates in `ca_file` or by the public ones.
+    pub(crate) fn reaching(
+        endpoint: Endpoint,
+        ca_file: Option<&Path>,
+    ) -> Result<Self, WebhookError> {
         let tls = match endpoint.is_https {
             true => {
                 let host = endpoint.host.trim_matches(['[', ']']).to_owned();
                 let name = ServerName::try_from(host)
                     .map_err(|_| WebhookError::HostName(endpoint.host.clone()))?;
-                Some((tls_config(config.ca_file.as_deref())?, name))
+                Some((tls_config(ca_file)?, name))
             }
             false => None,
         };
@@ -65,7 +72,7 @@ impl Client {
     }
 
     /// Sends a request and waits for the answer's head. Redirects are answers like any other.
-    pub(super) async fn post(&self, request: Request<Full<Bytes>>) -> Result<Reply, PostError> {
+    pub(crate) async fn post(&self, request: Request<Full<Bytes>>) -> Result<Reply, PostError> {
         let host = self.endpoint.host.trim_matches(['[', ']']);
         let stream = TcpStream::connect((host, self.endpoint.port))
             .await

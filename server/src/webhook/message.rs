@@ -1,6 +1,7 @@
 //! What a webhook says: a CloudEvents document, signed together with the time it was sent at.
 
 use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
@@ -132,7 +133,9 @@ fn data(kind: &EventKind) -> Value {
             json!({ "returned_bytes": returned_bytes })
         }
         EventKind::Failed { error, retry_in } => {
-            json!({ "error": error, "retry_in_seconds": retry_in.as_secs_f64() })
+            // Never, of a model that is quarantined.
+            let seconds = (*retry_in != Duration::MAX).then_some(retry_in.as_secs_f64());
+            json!({ "error": error, "retry_in_seconds": seconds })
         }
         EventKind::Idle { idle_for } => json!({ "idle_seconds": idle_for.as_secs_f64() }),
         EventKind::Active => json!({}),

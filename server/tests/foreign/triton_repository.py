@@ -65,16 +65,64 @@ def load_with_another_configuration(protocol):
     client.unload_model("versions")
 
 
+SWAPPED = {"file:5/model.onnx": (MODELS / "add_sub_swapped.onnx").read_bytes()}
+CONFIG = json.dumps({"backend": "onnxruntime", "max_batch_size": 4})
+
+
 @cases(PROTOCOLS)
-def files_in_a_load_are_refused(protocol):
+def files_in_a_load_take_the_place_of_the_models_folder(protocol):
     _, module, client = protocol
-    content = (MODELS / "add_sub_swapped.onnx").read_bytes()
-    config = json.dumps({"backend": "onnxruntime", "max_batch_size": 4})
-    error = refuses(
-        lambda: client.load_model("simple", config=config, files={"file:5/model.onnx": content}),
-        InferenceServerException,
-    )
-    expect_in("5/model.onnx", error.message())
+    client.load_model("simple", config=CONFIG, files=SWAPPED)
+    expect(sums(module, client), 2)
+    metadata = client.get_model_metadata("simple")
+    versions = metadata["versions"] if isinstance(metadata, dict) else list(metadata.versions)
+    expect(versions, ["5"])
+    # Another file of the same size is another model.
+    client.load_model("simple", config=CONFIG, files={"file:5/model.onnx": (MODELS / "add_sub.onnx").read_bytes()})
+    expect(sums(module, client), 8)
+    client.load_model("simple", config=CONFIG, files=SWAPPED)
+    expect(sums(module, client), 2)
+    # Without them, it is the repository's again.
+    client.load_model("simple")
+    expect(sums(module, client), 8)
+    # So it is after an unload.
+    client.load_model("simple", config=CONFIG, files=SWAPPED)
+    client.unload_model("simple")
+    client.load_model("simple")
+    expect(sums(module, client), 8)
+
+
+@cases(PROTOCOLS)
+def a_model_of_no_repository_can_be_brought_along(protocol):
+    _, module, client = protocol
+    client.load_model("guest", config=CONFIG, files=SWAPPED)
+    expect(sums(module, client, "guest"), 2)
+    assert all(entry["state"] == "READY" for entry in state(client, "guest"))
+    client.unload_model("guest")
+    expect(state(client, "guest"), [])
+    refuses(lambda: sums(module, client, "guest"), InferenceServerException)
+    error = refuses(lambda: client.load_model("guest"), InferenceServerException)
+    expect_in("guest", error.message())
+
+
+@cases(PROTOCOLS)
+def files_that_cannot_be_used_change_nothing(protocol):
+    _, module, client = protocol
+    content = SWAPPED["file:5/model.onnx"]
+    error = refuses(lambda: client.load_model("simple", files=SWAPPED), InferenceServerException)
+    expect_in("'config'", error.message())
+    for path in ("../1/model.onnx", "/1/model.onnx", "1/../../model.onnx", "1//model.onnx", "", "a" * 300):
+        refuses(
+            lambda: client.load_model("simple", config=CONFIG, files={"file:" + path: content}),
+            InferenceServerException,
+        )
+    for name in ("simple", "guest"):
+        error = refuses(
+            lambda: client.load_model(name, config=CONFIG, files={"file:1/model.onnx": b"nothing"}),
+            InferenceServerException,
+        )
+        expect_in(name, error.message())
+    expect(state(client, "guest"), [])
     expect(sums(module, client), 8)
 
 

@@ -10,7 +10,7 @@ use crate::python::{Environment, succeed};
 use crate::repository::{Model, TestRepository};
 use crate::server::{ServerBuilder, TestServer};
 
-const TRITON: (&str, &[&str]) = (
+pub(crate) const TRITON: (&str, &[&str]) = (
     "tritonclient",
     &[
         "tritonclient[grpc,http]==2.73.0",
@@ -56,7 +56,7 @@ const DTYPES: [(&str, &str); 14] = [
 ];
 
 /// One model of every kind: `identity_*` with a batch dimension, `flat_*` without.
-fn every_model() -> Result<TestRepository> {
+pub(crate) fn every_model() -> Result<TestRepository> {
     let repository = TestRepository::new()?;
     for (name, kind) in DTYPES {
         let file = format!("identity_{name}");
@@ -83,6 +83,13 @@ fn every_model() -> Result<TestRepository> {
         "optional_input",
         Model::new("optional_input").config(optional),
     )?;
+    let labels = r#"max_batch_size: 4
+        output [ { name: "OUTPUT" data_type: TYPE_FP32 dims: [ -1 ] label_filename: "labels.txt" } ]"#;
+    repository.add("labelled", Model::new("identity_fp32").config(labels))?;
+    let path = repository.model_dir("labelled").join("labels.txt");
+    fs::write(path, "cat\ndog\nfox\n")?;
+    let cached = "max_batch_size: 4 response_cache { enable: true }";
+    repository.add("cached", Model::new("add_sub").config(cached))?;
     for file in ["scalar", "no_input", "external", "poison"] {
         repository.add(file, Model::new(file))?;
     }
@@ -122,8 +129,21 @@ async fn run_on(
     name: &str,
     options: impl FnOnce(ServerBuilder) -> ServerBuilder,
 ) -> Result<()> {
-    let repository = every_model()?;
-    let builder = TestServer::over(&repository).arg("--strict-readiness=false");
+    run_with(&every_model()?, packages, name, options).await
+}
+
+/// Runs a script of tritonclient's against a server over a repository of its own.
+pub(crate) async fn run_over(repository: &TestRepository, name: &str) -> Result<()> {
+    run_with(repository, TRITON, name, |builder| builder).await
+}
+
+async fn run_with(
+    repository: &TestRepository,
+    packages: (&'static str, &'static [&'static str]),
+    name: &str,
+    options: impl FnOnce(ServerBuilder) -> ServerBuilder,
+) -> Result<()> {
+    let builder = TestServer::over(repository).arg("--strict-readiness=false");
     let mut server = options(builder).start().await?;
     let environment = prepare(packages).await?;
     let mut command = command(&environment, name, &server);
@@ -169,6 +189,17 @@ async fn tritonclient_manages_the_repository() -> Result<()> {
         builder
             .arg("--model-control-mode=explicit")
             .arg("--load-model=simple")
+    })
+    .await
+}
+
+#[tokio::test]
+async fn tritonclient_with_extensions() -> Result<()> {
+    run_on(TRITON, "triton_extensions.py", |builder| {
+        builder
+            .arg("--allow-client-shm=true")
+            .arg("--cache-config=local,size=1048576")
+            .arg("--keep-alive=off")
     })
     .await
 }
@@ -254,13 +285,22 @@ async fn perf_analyzer_over_both_protocols() -> Result<()> {
     let repository = TestRepository::new()?;
     let batching = "max_batch_size: 8 dynamic_batching { }";
     repository.add("simple", Model::new("add_sub").config(batching))?;
-    let mut server = TestServer::over(&repository).start().await?;
-    for (protocol, address) in [("grpc", server.grpc), ("http", server.http)] {
+    let mut server = TestServer::over(&repository)
+        .arg("--allow-client-shm")
+        .start()
+        .await?;
+    for (protocol, address, memory) in [
+        ("grpc", server.grpc, "none"),
+        ("http", server.http, "none"),
+        ("grpc", server.grpc, "system"),
+        ("http", server.http, "system"),
+    ] {
         let mut command = Command::new(&program);
         command
             .env("LD_LIBRARY_PATH", &libraries)
             .args(["-m", "simple", "-i", protocol])
             .args(["-u", &address.to_string()])
+            .args(["--shared-memory", memory])
             .args(["--concurrency-range", "1"])
             .args(["--measurement-interval", "500"])
             // Answers' latency need not be stable on a busy machine, only measured.

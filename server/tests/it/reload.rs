@@ -191,7 +191,7 @@ async fn the_version_policy_decides_who_answers() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_load_may_bring_its_own_configuration_but_no_files() -> Result<()> {
+async fn a_load_may_bring_its_own_configuration_and_files() -> Result<()> {
     let repository = TestRepository::new()?;
     repository.add("simple", Model::new("add_sub"))?;
     let server = TestServer::over(&repository)
@@ -228,11 +228,17 @@ async fn a_load_may_bring_its_own_configuration_but_no_files() -> Result<()> {
             )),
         },
     );
-    let refused = client.repository_model_load(request).await.err();
-    let refused = refused.context("a file in a load request was taken")?;
-    ensure!(refused.code() == Code::Unimplemented, "{refused:?}");
-    ensure!(refused.message().contains("7/model.onnx"), "{refused:?}");
+    client.repository_model_load(request.clone()).await?;
     let answer = wire::infer(&client, add_sub("simple", 5, 3)).await?;
-    ensure!(answer.model_version == "1", "{}", answer.model_version);
+    ensure!(answer.model_version == "7", "{}", answer.model_version);
+    ensure!(output::<i32>(&answer, "OUTPUT0", &[1, 16])? == [2; 16]);
+    // Files without a configuration are refused, and what serves goes on.
+    request.parameters.remove("config");
+    let refused = client.repository_model_load(request).await.err();
+    let refused = refused.context("a file without a configuration was taken")?;
+    ensure!(refused.code() == Code::InvalidArgument, "{refused:?}");
+    ensure!(refused.message().contains("'config'"), "{refused:?}");
+    let answer = wire::infer(&client, add_sub("simple", 5, 3)).await?;
+    ensure!(answer.model_version == "7", "{}", answer.model_version);
     Ok(())
 }

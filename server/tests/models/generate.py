@@ -354,6 +354,125 @@ def beside():
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
+def sequences():
+    """Running totals: over a batch, with every control shown, and without a batch dimension."""
+    marks = ["START", "end", "ready", "corrid"]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Add", ["INPUT", "STATE_IN"], ["OUTPUT"]),
+            helper.make_node("Identity", ["OUTPUT"], ["STATE_OUT"]),
+            helper.make_node("Cast", ["END"], ["end"], to=T.INT32),
+            helper.make_node("Cast", ["READY"], ["ready"], to=T.INT32),
+            helper.make_node("Cast", ["CORRID"], ["corrid"], to=T.INT32),
+            helper.make_node("Concat", marks, ["MARKS"], axis=1),
+        ],
+        "sequence",
+        [
+            value("INPUT", T.INT32, ["batch", 1]),
+            value("START", T.INT32, ["batch", 1]),
+            value("END", T.FLOAT, ["batch", 1]),
+            value("READY", T.BOOL, ["batch", 1]),
+            value("CORRID", T.UINT64, ["batch", 1]),
+            value("STATE_IN", T.INT32, ["batch", 1]),
+        ],
+        [
+            value("OUTPUT", T.INT32, ["batch", 1]),
+            value("MARKS", T.INT32, ["batch", 4]),
+            value("STATE_OUT", T.INT32, ["batch", 1]),
+        ],
+    )
+    save("sequence", graph)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Add", ["INPUT", "STATE_IN"], ["sum"]),
+            helper.make_node("Where", ["START", "INPUT", "sum"], ["OUTPUT"]),
+            helper.make_node("Identity", ["OUTPUT"], ["STATE_OUT"]),
+        ],
+        "sequence_unbatched",
+        [
+            value("INPUT", T.INT32, [1]),
+            value("START", T.BOOL, [1]),
+            value("STATE_IN", T.INT32, [1]),
+        ],
+        [value("OUTPUT", T.INT32, [1]), value("STATE_OUT", T.INT32, [1])],
+    )
+    save("sequence_unbatched", graph)
+
+
+def history():
+    """Answers every input of a sequence so far, and the sequence's name."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Concat", ["PAST", "INPUT"], ["HISTORY"], axis=1),
+            helper.make_node("Identity", ["HISTORY"], ["FUTURE"]),
+            helper.make_node("Identity", ["CORRID"], ["NAME"]),
+        ],
+        "history",
+        [
+            value("INPUT", T.INT32, ["batch", 1]),
+            value("CORRID", T.STRING, ["batch", 1]),
+            value("PAST", T.INT32, ["batch", "n"]),
+        ],
+        [
+            value("HISTORY", T.INT32, ["batch", "m"]),
+            value("NAME", T.STRING, ["batch", 1]),
+            value("FUTURE", T.INT32, ["batch", "m"]),
+        ],
+    )
+    save("history", graph)
+
+
+def ragged():
+    """Sums of requests of any length, joined into one row, and all that is said of the batch."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("CumSum", ["INPUT", "axis"], ["sums"]),
+            helper.make_node("Concat", ["zero", "sums"], ["before"], axis=0),
+            helper.make_node("Slice", ["BOUNDS", "one", "end"], ["ends"]),
+            helper.make_node("Slice", ["BOUNDS", "start", "last"], ["begins"]),
+            helper.make_node("Gather", ["before", "ends"], ["to"]),
+            helper.make_node("Gather", ["before", "begins"], ["from"]),
+            helper.make_node("Sub", ["to", "from"], ["sum"]),
+            helper.make_node("Unsqueeze", ["sum", "one"], ["SUM"]),
+            helper.make_node("Unsqueeze", ["COUNT", "one"], ["ELEMENTS"]),
+            helper.make_node("Unsqueeze", ["REACHED", "one"], ["END"]),
+            helper.make_node("Shape", ["LONGEST"], ["longest"]),
+            helper.make_node("Shape", ["SUM"], ["column"]),
+            helper.make_node("Expand", ["longest", "column"], ["MOST"]),
+            helper.make_node("Unsqueeze", ["FLAT", "one"], ["flat"]),
+            helper.make_node("Concat", ["ITEM", "flat"], ["SHAPES"], axis=1),
+            helper.make_node("Add", ["INPUT", "INPUT"], ["DOUBLED"]),
+        ],
+        "ragged",
+        [
+            value("INPUT", T.FLOAT, ["elements"]),
+            value("COUNT", T.FLOAT, ["requests"]),
+            value("REACHED", T.INT32, ["requests"]),
+            value("BOUNDS", T.INT32, ["bounds"]),
+            value("LONGEST", T.INT32, ["longest"]),
+            value("ITEM", T.INT32, ["requests", 1]),
+            value("FLAT", T.INT32, ["requests"]),
+        ],
+        [
+            value("SUM", T.FLOAT, ["requests", 1]),
+            value("ELEMENTS", T.FLOAT, ["requests", 1]),
+            value("END", T.INT32, ["requests", 1]),
+            value("MOST", T.INT64, ["requests", 1]),
+            value("SHAPES", T.INT32, ["requests", 2]),
+            value("DOUBLED", T.FLOAT, ["elements"]),
+        ],
+        [
+            constant("axis", np.int64(0)),
+            constant("zero", np.zeros(1, np.float32)),
+            constant("start", np.array([0])),
+            constant("one", np.array([1])),
+            constant("last", np.array([-1])),
+            constant("end", np.array([2**31 - 1])),
+        ],
+    )
+    save("ragged", graph)
+
+
 def broken():
     good = (HERE / "add_sub.onnx").read_bytes()
     (HERE / "corrupt.onnx").write_bytes(good[: len(good) // 2] + b"\xff" * 64)
@@ -382,4 +501,7 @@ if __name__ == "__main__":
     mlp()
     conv()
     beside()
+    sequences()
+    history()
+    ragged()
     broken()

@@ -1,6 +1,6 @@
 //! A server over gRPC.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use dormouse_client::{Client, ClientError, Code, InferRequest, InferResponse, RetryPolicy};
 
 use super::{Call, Failure, IndexLine, InputSpec};
@@ -20,12 +20,25 @@ impl GrpcServer {
     ) -> Result<(Self, ServerIdentity)> {
         let mut clients = Vec::with_capacity(connections);
         for _ in 0..connections {
-            let mut builder = Client::builder(format!("http://{}", target.authority()?))
+            let scheme = if target.is_encrypted() {
+                "https"
+            } else {
+                "http"
+            };
+            let mut builder = Client::builder(format!("{scheme}://{}", target.authority()?))
                 // An error has to be seen, and a call that is sent twice would be measured as one.
                 .retry(RetryPolicy::NEVER)
                 .no_default_deadline();
             for (name, value) in &target.headers {
                 builder = builder.metadata(name, value);
+            }
+            if let Some(token) = &target.token {
+                builder = builder.token(token.expose());
+            }
+            if let Some(path) = &target.tls_ca {
+                let pem = std::fs::read(path)
+                    .with_context(|| format!("cannot read {}", path.display()))?;
+                builder = builder.tls_ca(pem);
             }
             clients.push(builder.connect().await?);
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use dormouse_client::{ColdStart, Tensor};
-use http::header::{CONTENT_TYPE, HOST, HeaderName, HeaderValue};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1::{SendRequest, handshake};
@@ -14,6 +14,7 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::net::TcpStream;
 
+use super::encrypted::{Stream, Tls};
 use super::{Call, Failure, IndexLine, InputSpec, json};
 use crate::drive::outcome::ServerIdentity;
 use crate::drive::target::{DataForm, Target};
@@ -35,6 +36,7 @@ pub(super) struct HttpServer {
     headers: HeaderMap,
     binary: bool,
     idle: Mutex<Vec<Sender>>,
+    tls: Option<Tls>,
 }
 
 /// A request whose body is written already.
@@ -103,7 +105,14 @@ impl HttpServer {
                 .with_context(|| format!("'{value}' is not the value of a header"))?;
             headers.append(name, value);
         }
+        if let Some(token) = &target.token {
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))
+                .context("the token is not the value of a header")?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
         let mut server = Self {
+            tls: Tls::of(target)?,
             authority,
             headers,
             binary: false,
@@ -313,6 +322,13 @@ impl HttpServer {
                 .await
                 .map_err(|error| failed(error.to_string()))?;
             let _ = socket.set_nodelay(true);
+            let socket: Box<dyn Stream> = match &self.tls {
+                None => Box::new(socket),
+                Some(tls) => {
+                    let encrypted = tls.connect(socket).await;
+                    Box::new(encrypted.map_err(|error| failed(error.to_string()))?)
+                }
+            };
             handshake(TokioIo::new(socket))
                 .await
                 .map_err(|error| failed(chain(&error)))

@@ -11,7 +11,7 @@ use expect_test::{Expect, expect};
 use super::*;
 use crate::graph::{GraphTensor, GraphType};
 use crate::spec::KeepAliveSpec;
-use crate::spec::{GraphLevel, WarmupData};
+use crate::spec::{GraphLevel, SequenceStrategy, TensorSpec, WarmupData};
 
 fn tensor(name: &str, datatype: DataType, dims: &[i64]) -> GraphTensor {
     GraphTensor {
@@ -416,7 +416,7 @@ fn wrong_parameters_are_named() {
             model 'm': parameters.dormouse.load: expected 'on_demand' or 'eager', found 'now'
             model 'm': parameters.dormouse.batching: expected 'auto' or 'force', found 'yes'
             model 'm': unknown parameter 'dormouse.keepalive' (did you mean 'dormouse.keep_alive'?)
-            model 'm': unknown parameter 'dormouse.colour'; known are dormouse.keep_alive, dormouse.park_after, dormouse.load, dormouse.batching, dormouse.weights
+            model 'm': unknown parameter 'dormouse.colour'; known are dormouse.keep_alive, dormouse.park_after, dormouse.load, dormouse.batching, dormouse.weights, dormouse.isolation
             model 'm': optimization.graph.level: expected -1 (basic), 0 (all), 1 (extended) or 2 (none), found 3
         "#]],
     );
@@ -488,28 +488,142 @@ fn warm_ups_are_complete_and_stay_in_their_folder() {
 fn what_would_change_answers_if_ignored_is_refused() {
     check_errors(
         &[
-            "sequence_batching {}",
+            "sequence_batching { iterative_sequence: true }",
             "ensemble_scheduling {}",
             "platform: 'ensemble'",
-            "batch_input { kind: BATCH_ELEMENT_COUNT }",
-            "batch_output { }",
-            "input { name: 'x' allow_ragged_batch: true }",
             "model_operations { op_library_filename: 'ops.so' }",
             "model_metrics { metric_control { } }",
             "model_metrics { metric_control { metric_identifier { family: 'f' } } }",
         ],
         expect![[r#"
-            model 'm': sequence_batching is not supported by this server: requests would lose the state of their sequence
+            model 'm': sequence_batching.iterative_sequence is not supported by this server: an ONNX graph cannot ask to be run again
             model 'm': ensemble_scheduling is not supported by this server: its steps would not be run
             model 'm': ensemble_scheduling is not supported by this server: its steps would not be run
-            model 'm': batch_input is not supported by this server: the graph would miss inputs made from the batch
-            model 'm': batch_output is not supported by this server: outputs would be split wrongly
-            model 'm': input.allow_ragged_batch is not supported by this server: requests of different shapes would not be joined as the graph expects
             model 'm': model_operations is not supported by this server: libraries of custom operators are not loaded
             model 'm': model_metrics.metric_control.metric_identifier.family: expected a metric's name, found none
             model 'm': model_metrics.metric_control.histogram_options.buckets: expected at least one bound, found none
         "#]],
     );
+}
+
+#[test]
+fn sequences_are_held_against_the_graph() {
+    let control = |name: &str, control: &str| {
+        format!("sequence_batching {{ control_input {{ name: '{name}' {control} }} }}")
+    };
+    let state = |rest: &str| {
+        format!(
+            "sequence_batching {{ state {{ input_name: 'x' output_name: 'y' data_type: TYPE_FP32 {rest} }} }}"
+        )
+    };
+    let texts = [
+        control("", ""),
+        control("z", "control { int32_false_true: [ 0, 1 ] }"),
+        control("x", ""),
+        control("x", "control { }"),
+        control("x", "control { int32_false_true: 1 }"),
+        control("x", "control { int32_false_true: [ 0, 1 ] }"),
+        control("x", "control { fp32_false_true: [ 0, 1 ] }"),
+        control(
+            "x",
+            "control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32 }",
+        ),
+        state(""),
+        state("dims: 3"),
+        state("dims: -1 initial_state { } initial_state { }"),
+        state("dims: -1 initial_state { name: 'i' data_type: TYPE_FP32 dims: 3 }"),
+        state(
+            "dims: -1 initial_state { name: 'i' data_type: TYPE_FP32 dims: 3 data_file: '../x' }",
+        ),
+        state("dims: -1 initial_state { name: 'i' data_type: TYPE_INT8 dims: 3 zero_data: true }"),
+        "sequence_batching { direct { minimum_slot_utilization: 2 } }".to_owned(),
+        "sequence_batching { oldest { max_candidate_sequences: -1 } }".to_owned(),
+        "sequence_batching { oldest { preferred_batch_size: 9 } }".to_owned(),
+    ];
+    check_errors(
+        &texts.each_ref().map(String::as_str),
+        expect![[r#"
+            model 'm': sequence_batching.control_input.name: expected a name, found none
+            model 'm': sequence_batching.control_input 'z': expected one of the graph's tensors ["x"], found 'z'
+            model 'm': sequence_batching.control_input 'x': expected one control, found 0
+            model 'm': sequence_batching.control_input 'x': expected int32_false_true, fp32_false_true or bool_false_true, found none
+            model 'm': sequence_batching.control_input 'x': expected one of int32_false_true, fp32_false_true and bool_false_true, with two values, found others
+            model 'm': sequence_batching.control_input 'x' type of 'x': expected TYPE_FP32, found TYPE_INT32
+            model 'm': sequence_batching.control_input 'x' shape of 'x': expected [-1,3], which the graph has, found [-1,1]
+            model 'm': sequence_batching.control_input 'x' data_type: expected TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 or TYPE_STRING, found TYPE_FP32
+            model 'm': sequence_batching.state 'x' dims: expected sizes from 1, or -1 for any, found []
+            model 'm': sequence_batching.state 'x' shape of 'y': expected [-1,10], which the graph has, found [-1,3]
+            model 'm': sequence_batching.state 'x' initial_state: expected one at most, found 2
+            model 'm': sequence_batching.state 'x' initial_state: expected zero_data or data_file, found none
+            model 'm': sequence_batching.state 'x' initial_state.data_file: expected a path inside the model's initial_state folder, found '../x'
+            model 'm': sequence_batching.state 'x' initial_state.data_type: expected the state's TYPE_FP32, found TYPE_INT8
+            model 'm': sequence_batching.direct.minimum_slot_utilization: expected 0 to 1, found 2
+            model 'm': sequence_batching.oldest.max_candidate_sequences: expected 0 or more, found -1
+            model 'm': sequence_batching.oldest.preferred_batch_size: expected sizes from 1 to max_batch_size 4, found 9
+        "#]],
+    );
+}
+
+#[test]
+fn ragged_batches_are_held_against_the_graph() {
+    let input = |rest: &str| format!("batch_input {{ source_input: 'x' {rest} }}");
+    let texts = [
+        "input { name: 'x' allow_ragged_batch: true }".to_owned(),
+        "batch_input { }".to_owned(),
+        "batch_input { source_input: 'z' }".to_owned(),
+        input("data_type: TYPE_INT64"),
+        input("data_type: TYPE_INT32"),
+        input("data_type: TYPE_INT32 target_name: 'z'"),
+        input("data_type: TYPE_INT32 target_name: 'x'"),
+        "batch_output { target_name: 'z' source_input: 'x' }".to_owned(),
+        "batch_output { target_name: 'y' source_input: 'x' }".to_owned(),
+    ];
+    check_errors(
+        &texts.each_ref().map(String::as_str),
+        expect![[r#"
+        model 'm': input 'x': the configuration has a ragged batch, for which the shape must be [-1], the graph [-1,3]
+        model 'm': batch_input.source_input: expected one input, found 0
+        model 'm': batch_input.source_input: expected the name of an input, found 'z'
+        model 'm': batch_input.data_type: expected TYPE_INT32 or TYPE_FP32, found TYPE_INT64
+        model 'm': batch_input: expected a target_name, found none
+        model 'm': batch_input: expected the name of an input of the graph, found 'z'
+        model 'm': batch_input.source_input: expected the name of an input, found 'x'
+        model 'm': batch_output: expected the name of an output, found 'z'
+        model 'm': output 'y': the configuration has a ragged batch, for which the shape must be [-1], the graph [-1,10]
+    "#]],
+    );
+}
+
+#[test]
+fn what_the_server_makes_and_keeps_is_no_input_of_a_request() {
+    let mut graph = batchable();
+    graph
+        .inputs
+        .push(tensor("start", DataType::Int32, &[-1, 1]));
+    graph
+        .inputs
+        .push(tensor("before", DataType::Fp32, &[-1, -1]));
+    graph
+        .outputs
+        .push(tensor("after", DataType::Fp32, &[-1, -1]));
+    let spec = spec_of(
+        &graph,
+        "max_batch_size: 4 sequence_batching { oldest { }
+           control_input { name: 'start' control { int32_false_true: [ 0, 1 ] } }
+           state { input_name: 'before' output_name: 'after' data_type: TYPE_FP32 dims: -1 } }",
+    );
+    let names = |specs: &[TensorSpec]| -> Vec<String> {
+        specs.iter().map(|spec| spec.name.to_string()).collect()
+    };
+    assert_eq!(names(&spec.inputs), ["x"]);
+    assert_eq!(names(&spec.outputs), ["y"]);
+    let sequence = spec.sequence.unwrap();
+    assert_eq!(sequence.max_idle, Duration::from_secs(1));
+    assert_eq!(sequence.states[0].initial.dims[..], [1]);
+    let SequenceStrategy::Oldest { candidates, .. } = sequence.strategy else {
+        panic!("{:?}", sequence.strategy);
+    };
+    assert_eq!(candidates, 4);
 }
 
 #[test]
@@ -529,11 +643,9 @@ fn what_cannot_apply_is_named_once_each() {
             runtime has no effect: there is one runtime
             is_shape_tensor has no effect: it is for TensorRT models
             is_non_linear_format_io has no effect: it is for TensorRT models
-            output.label_filename has no effect: the classification extension is not offered
             cc_model_filenames has no effect: the model runs on the CPU
             metric_tags has no effect: metrics carry model and version only
             model_repository_agents has no effect: agents are not supported
-            response_cache has no effect: answers are not cached
             model_metrics has no effect: histogram buckets are fixed
             instance_group.kind KIND_GPU has no effect: the model runs on the CPU
             instance_group.rate_limiter has no effect: runs are limited by count only
@@ -548,6 +660,7 @@ fn what_cannot_apply_is_named_once_each() {
             optimization.output_pinned_memory has no effect: the model runs on the CPU
             optimization.gather_kernel_buffer_threshold has no effect: the model runs on the CPU
             optimization.eager_batching has no effect: batches are gathered when they run
+            response_cache has no effect: the server keeps no answers (--cache-config)
         "#]],
     );
 }

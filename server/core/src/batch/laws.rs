@@ -141,6 +141,7 @@ impl World {
                     assert_eq!(policy.timeout_action, TimeoutAction::Reject);
                     assert!(accepted.timeout_at.is_some_and(|at| at <= self.now));
                 }
+                ExpiryCause::SequenceOver => unreachable!("there are no sequences here"),
             }
         }
         let left = self.inside.values();

@@ -412,3 +412,25 @@ fn a_burst_leaves_no_memory_behind() {
     let fresh = batcher.push(plain(0, 1), at(0)).unwrap();
     assert!(!ids.contains(&fresh));
 }
+
+#[test]
+fn first_of_those_who_waited_for_a_load_runs_alone_and_the_rest_together() {
+    let mut batcher = Batcher::new(policy(8, &[], 0));
+    for name in 0..5 {
+        batcher.push(plain(name, 1), at(0)).unwrap();
+    }
+    batcher.start_alone();
+    assert_eq!(names(batcher.take_batch(at(1), unknown)), [0]);
+    assert_eq!(names(batcher.take_batch(at(1), unknown)), [1, 2, 3, 4]);
+}
+
+#[test]
+fn where_batches_are_waited_for_nobody_goes_ahead_of_them() {
+    let mut batcher = Batcher::new(policy(2, &[], 100));
+    for name in 0..4 {
+        batcher.push(plain(name, 1), at(0)).unwrap();
+    }
+    batcher.start_alone();
+    assert_eq!(names(batcher.take_batch(at(1), unknown)), [0, 1]);
+    assert_eq!(names(batcher.take_batch(at(1), unknown)), [2, 3]);
+}

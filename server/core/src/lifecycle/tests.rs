@@ -1,4 +1,5 @@
 mod laws;
+mod loss;
 mod race;
 
 use std::fmt::Write;

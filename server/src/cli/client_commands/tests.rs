@@ -56,7 +56,7 @@ async fn a_server_that_is_not_there_is_named_with_a_way_out() {
 
 #[tokio::test]
 async fn an_address_that_is_none_is_a_usage_error() {
-    let code = run(command("dormouse models --url https://localhost")).await;
+    let code = run(command("dormouse models --url ftp://localhost")).await;
     assert_eq!(code.unwrap(), 2);
 }
 

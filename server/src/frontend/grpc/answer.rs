@@ -3,9 +3,13 @@
 
 use bytes::BufMut;
 use dormouse_core::shape::Shape;
+use dormouse_proto::inference as pb;
+use pb::infer_parameter::ParameterChoice;
+use prost::Message;
 use prost::encoding::{encode_varint, encoded_len_varint};
 
 use crate::request::{InferResponse, Tensor};
+use crate::shared_memory::RegionSlice;
 
 /// The `parameters` entry of `ModelInferResponse` that says `triton_final_response: true`.
 const FINAL_RESPONSE: &[u8] = b"\x22\x1b\x0a\x15triton_final_response\x12\x02\x08\x01";
@@ -33,8 +37,10 @@ impl Answer {
         let outputs: usize = response
             .outputs
             .iter()
-            .map(|(name, tensor)| {
-                delimited_len(output_len(name, tensor)) + delimited_len(tensor.data.len())
+            .enumerate()
+            .map(|(index, (name, tensor))| {
+                let output = output_len(name, tensor, response.place_of(index));
+                delimited_len(output) + delimited_len(tensor.data.len())
             })
             .sum();
         text_len(response.model_name.len())
@@ -48,8 +54,9 @@ impl Answer {
         put_text(buf, 1, response.model_name.as_bytes());
         put_text(buf, 2, Decimal::new(response.model_version).as_bytes());
         put_text(buf, 3, response.id.as_bytes());
-        for (name, tensor) in &response.outputs {
-            put_head(buf, 5, output_len(name, tensor));
+        for (index, (name, tensor)) in response.outputs.iter().enumerate() {
+            let place = response.place_of(index);
+            put_head(buf, 5, output_len(name, tensor, place));
             put_text(buf, 1, name.as_bytes());
             put_text(buf, 2, tensor.datatype.name().as_bytes());
             if !tensor.shape.is_empty() {
@@ -57,6 +64,9 @@ impl Answer {
                 for &dim in &tensor.shape {
                     encode_varint(dim as u64, buf);
                 }
+            }
+            if let Some(place) = place {
+                buf.put_slice(&place_parameters(place));
             }
         }
         // Unlike a field that is empty, an element of a list is always written.
@@ -117,12 +127,48 @@ impl StreamAnswer {
     }
 }
 
-fn output_len(name: &str, tensor: &Tensor) -> usize {
+/// The `parameters` of an output that was put into shared memory.
+#[cold]
+fn place_parameters(place: &RegionSlice) -> Vec<u8> {
+    let number = |value: u64| ParameterChoice::Int64Param(value.min(i64::MAX as u64) as i64);
+    let parameters = [
+        (
+            "shared_memory_region",
+            Some(ParameterChoice::StringParam(place.region.clone())),
+        ),
+        ("shared_memory_byte_size", Some(number(place.byte_size))),
+        (
+            "shared_memory_offset",
+            (place.offset > 0).then(|| number(place.offset)),
+        ),
+    ];
+    let mut encoded = Vec::new();
+    for (name, choice) in parameters {
+        if choice.is_none() {
+            continue;
+        }
+        let value = pb::InferParameter {
+            parameter_choice: choice,
+        };
+        put_head(
+            &mut encoded,
+            4,
+            text_len(name.len()) + delimited_len(value.encoded_len()),
+        );
+        put_text(&mut encoded, 1, name.as_bytes());
+        put_head(&mut encoded, 2, value.encoded_len());
+        encoded.extend(value.encode_to_vec());
+    }
+    encoded
+}
+
+fn output_len(name: &str, tensor: &Tensor, place: Option<&RegionSlice>) -> usize {
+    let parameters = place.map_or(0, |place| place_parameters(place).len());
     let shape = match tensor.shape.len() {
         0 => 0,
         _ => delimited_len(packed_len(&tensor.shape)),
     };
-    text_len(name.len()) + text_len(tensor.datatype.name().len()) + shape
+    text_len(name.len()) + text_len(tensor.datatype.name().len()) + shape + parameters
 }
 
 fn packed_len(shape: &Shape) -> usize {
@@ -189,11 +235,8 @@ mod tests {
 
     use bytes::Bytes;
     use dormouse_core::datatype::DataType;
-    use dormouse_proto::inference as pb;
-    use pb::infer_parameter::ParameterChoice;
     use pb::model_infer_response::InferOutputTensor;
     use proptest::prelude::*;
-    use prost::Message;
 
     use super::*;
 
@@ -225,6 +268,7 @@ mod tests {
                     })
                     .collect(),
                 cold_start: None,
+                placed: None,
             })
     }
 
@@ -306,6 +350,50 @@ mod tests {
     }
 
     #[test]
+    fn an_output_in_shared_memory_says_where_it_is() {
+        let tensor = Tensor {
+            datatype: DataType::Uint8,
+            shape: Shape::from_slice(&[7]),
+            data: Bytes::new(),
+        };
+        let place = |offset| RegionSlice {
+            region: "out".into(),
+            offset,
+            byte_size: 7,
+        };
+        let answer = Answer(InferResponse {
+            model_name: "m".into(),
+            model_version: 1,
+            id: String::new(),
+            outputs: vec![("a".into(), tensor.clone()), ("b".into(), tensor)],
+            cold_start: None,
+            placed: Some(Box::new(vec![Some(place(0)), Some(place(300))])),
+        });
+        let mut wire = Vec::new();
+        answer.encode(&mut wire);
+        assert_eq!(wire.len(), answer.encoded_len());
+        let decoded = pb::ModelInferResponse::decode(&wire[..]).unwrap();
+        assert_eq!(decoded.raw_output_contents.len(), 2);
+        let parameter = |output: usize, name: &str| {
+            let parameter = decoded.outputs[output].parameters.get(name).cloned();
+            parameter.and_then(|parameter| parameter.parameter_choice)
+        };
+        assert_eq!(parameter(0, "shared_memory_offset"), None);
+        assert_eq!(
+            parameter(1, "shared_memory_offset"),
+            Some(ParameterChoice::Int64Param(300))
+        );
+        assert_eq!(
+            parameter(1, "shared_memory_byte_size"),
+            Some(ParameterChoice::Int64Param(7))
+        );
+        assert_eq!(
+            parameter(0, "shared_memory_region"),
+            Some(ParameterChoice::StringParam("out".into()))
+        );
+    }
+
+    #[test]
     fn an_empty_output_keeps_its_place() {
         let tensor = |data: &'static [u8]| Tensor {
             datatype: DataType::Uint8,
@@ -318,6 +406,7 @@ mod tests {
             id: String::new(),
             outputs: vec![("a".into(), tensor(&[])), ("b".into(), tensor(&[7]))],
             cold_start: None,
+            placed: None,
         });
         let mut wire = Vec::new();
         answer.encode(&mut wire);

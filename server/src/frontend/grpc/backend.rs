@@ -7,8 +7,10 @@ use dormouse_core::time::Timestamp;
 
 use crate::activity::Hold;
 use crate::error::ServeError;
+use crate::extensions::Extensions;
 use crate::request::{InferResponse, RawRequest};
 use crate::service::{IndexEntry, LoadOverrides, ModelDescription, ServerInfo, Service};
+use crate::spans::Tracer;
 use crate::stats::VersionStatistics;
 
 /// See the methods of the same names on [`Service`].
@@ -16,7 +18,14 @@ pub(crate) trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
     fn now(&self) -> Timestamp;
     /// Keeps the server from calling itself idle.
     fn hold(&self) -> Option<Hold>;
+    /// None when nothing is recorded.
+    fn tracer(&self) -> Option<&Tracer> {
+        None
+    }
     fn info(&self) -> ServerInfo;
+    fn extensions(&self) -> &Extensions;
+    /// Fails for a model that is in no repository; "" stands for all of them.
+    fn check_known(&self, model: &str) -> Result<(), ServeError>;
     fn is_live(&self) -> bool;
     fn is_ready(&self) -> bool;
     fn readiness_changed(&self, known: bool) -> impl Future<Output = bool> + Send;
@@ -59,8 +68,20 @@ impl Backend for Service {
         Some(self.host().activity.hold())
     }
 
+    fn tracer(&self) -> Option<&Tracer> {
+        self.host().tracer.as_ref()
+    }
+
     fn info(&self) -> ServerInfo {
         Service::info(self)
+    }
+
+    fn extensions(&self) -> &Extensions {
+        Service::extensions(self)
+    }
+
+    fn check_known(&self, model: &str) -> Result<(), ServeError> {
+        Service::check_known(self, model)
     }
 
     fn is_live(&self) -> bool {

@@ -22,6 +22,7 @@ use super::calls::{CallQueue, WithCalls};
 use super::router::Router;
 use super::{GrpcOptions, HEADER_LIST_SIZE, PREFACE_TIMEOUT};
 use crate::frontend::listen::{accept_rest, first_request};
+use crate::guard::Transport;
 
 /// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -140,6 +141,13 @@ impl<B: Backend> Connection<B> {
             first_request(|| has_called.load(Ordering::Relaxed)).await;
         };
         let mut stopped = pin!(stopped);
+        let entered = tokio::select! {
+            () = &mut stopped => return,
+            entered = self.options.door.enter(stream) => entered,
+        };
+        let Some((stream, visitor)) = entered else {
+            return;
+        };
         let prefaced = tokio::select! {
             () = &mut stopped => return,
             prefaced = tokio::time::timeout(PREFACE_TIMEOUT, Prefaced::open(stream)) => prefaced,
@@ -151,7 +159,16 @@ impl<B: Backend> Connection<B> {
         let service = service_fn(move |request| {
             called.store(true, Ordering::Relaxed);
             let router = router.clone();
-            async move { Ok::<_, Infallible>(router.handle(request).await) }
+            let admitted = visitor.admit(&request);
+            async move {
+                let pass = match admitted {
+                    Ok(pass) => pass,
+                    Err(refusal) => return Ok::<_, Infallible>(refusal.status().into_http()),
+                };
+                let answered = pass.accompany(request, |request| router.handle(request));
+                let answered = answered.await;
+                Ok(answered.unwrap_or_else(|refusal| refusal.status().into_http()))
+            }
         });
         let calls = CallQueue::default();
         let connection =
@@ -189,13 +206,13 @@ async fn old(max_age: Option<Duration>) {
 /// would keep its connection for ever.
 #[derive(Debug)]
 struct Prefaced {
-    stream: TcpStream,
+    stream: Transport,
     replayed: usize,
 }
 
 impl Prefaced {
     /// None when the client went away or does not speak HTTP/2.
-    async fn open(mut stream: TcpStream) -> Option<Self> {
+    async fn open(mut stream: Transport) -> Option<Self> {
         let mut seen = [0; PREFACE.len()];
         let mut length = 0;
         while length < seen.len() {

@@ -6,10 +6,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use dormouse_core::code::ErrorCode;
 use dormouse_core::datatype::DataType;
+use dormouse_core::sequence::SequenceId;
 use dormouse_core::shape::{Shape, element_count};
 use dormouse_proto::inference as pb;
 use pb::infer_parameter::ParameterChoice;
-use pb::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use pb::model_infer_request::InferInputTensor;
 use tonic::metadata::MetadataValue;
 use tonic::{Response, Status};
 use tracing::error;
@@ -18,9 +19,11 @@ use super::answer::Answer;
 use super::backend::Backend;
 use super::contents::{self, Place};
 use super::deadline::CallTime;
+use super::wishes;
 use crate::error::ServeError;
 use crate::frontend::status::to_status;
-use crate::request::{RawInput, RawRequest};
+use crate::request::{Origin, RawInput, RawRequest, SequenceParameters, Wishes};
+use crate::spans::RequestSpan;
 
 /// A dimension list longer than this is no tensor of any model.
 const MAX_RANK: usize = 64;
@@ -32,12 +35,26 @@ pub(super) const SERVER_TIMING: &str = "server-timing";
 pub(super) async fn model_infer<B: Backend>(
     backend: &B,
     time: CallTime,
+    span: Option<RequestSpan>,
     mut request: pb::ModelInferRequest,
 ) -> Result<Response<Answer>, Status> {
     let name = std::mem::take(&mut request.model_name);
     let version = std::mem::take(&mut request.model_version);
-    let raw = read_request(&name, time, request).map_err(|error| to_status(&error))?;
-    let response = backend.infer(&name, &version, raw).await.map_err(|error| {
+    if let Some(span) = &span {
+        span.asks(&name, &version, &request.id);
+    }
+    let answered = match read_request(&name, time, request) {
+        Ok(mut raw) => {
+            raw.origin = Origin::Unary;
+            raw.span = span.clone();
+            backend.infer(&name, &version, raw).await
+        }
+        Err(error) => Err(error),
+    };
+    if let Some(span) = &span {
+        span.ended(answered.as_ref().err());
+    }
+    let response = answered.map_err(|error| {
         log_internal(&name, &error);
         to_status(&error)
     })?;
@@ -66,15 +83,24 @@ pub(super) fn read_request(
     request: pb::ModelInferRequest,
 ) -> Result<RawRequest, ServeError> {
     let parameters = Parameters::read(&request.parameters)?;
+    let mut wishes = Wishes::default();
+    for (index, input) in request.inputs.iter().enumerate() {
+        let tensor = || format!("input '{}' of model '{model}'", input.name);
+        if let Some(slice) = wishes::region(&input.parameters, tensor)? {
+            wishes.inputs.push((index, slice));
+        }
+    }
+    for output in &request.outputs {
+        if let Some(wish) = wishes::output(model, output)? {
+            wishes.outputs.push((output.name.clone(), wish));
+        }
+    }
     let inputs = match request.raw_input_contents.is_empty() {
-        false => raw_inputs(model, request.inputs, request.raw_input_contents)?,
-        true => typed_inputs(model, request.inputs)?,
+        false => raw_inputs(model, request.inputs, request.raw_input_contents, &wishes)?,
+        true => typed_inputs(model, request.inputs, &wishes)?,
     };
-    let outputs = request
-        .outputs
-        .into_iter()
-        .map(|output| output_name(model, output))
-        .collect::<Result<_, _>>()?;
+    let outputs = request.outputs.into_iter().map(|output| output.name);
+    let outputs = outputs.collect();
     Ok(RawRequest {
         id: request.id,
         inputs,
@@ -82,6 +108,10 @@ pub(super) fn read_request(
         priority: parameters.priority,
         deadline: time.within(parameters.timeout),
         received: time.received,
+        sequence: parameters.sequence.step(),
+        origin: Origin::Stream,
+        wishes: wishes.some(),
+        span: None,
     })
 }
 
@@ -89,22 +119,30 @@ fn raw_inputs(
     model: &str,
     inputs: Vec<InferInputTensor>,
     raw: Vec<Bytes>,
+    wishes: &Wishes,
 ) -> Result<Vec<RawInput>, ServeError> {
-    for input in &inputs {
-        check_no_shared_memory(model, "input", &input.name, &input.parameters)?;
-    }
-    if raw.len() != inputs.len() {
+    let expected = inputs.len() - wishes.inputs.len();
+    if raw.len() != expected {
+        let which = match wishes.inputs.is_empty() {
+            true => "",
+            false => " that is not in shared memory",
+        };
         return Err(ServeError::invalid(format!(
-            "unexpected number of raw_input_contents for model '{model}': expected {}, one for \
-             each of inputs, got {}",
-            inputs.len(),
+            "unexpected number of raw_input_contents for model '{model}': expected {expected}, \
+             one for each of inputs{which}, got {}",
             raw.len()
         )));
     }
+    let mut raw = raw.into_iter();
     inputs
         .into_iter()
-        .zip(raw)
-        .map(|(input, data)| {
+        .enumerate()
+        .map(|(index, input)| {
+            // As in Triton, contents follow each other without those that are elsewhere.
+            let data = match is_elsewhere(wishes, index) {
+                true => Bytes::new(),
+                false => raw.next().unwrap_or_default(),
+            };
             if input
                 .contents
                 .as_ref()
@@ -126,11 +164,24 @@ fn raw_inputs(
         .collect()
 }
 
-fn typed_inputs(model: &str, inputs: Vec<InferInputTensor>) -> Result<Vec<RawInput>, ServeError> {
+/// Whether the data of this input is in shared memory.
+fn is_elsewhere(wishes: &Wishes, input: usize) -> bool {
+    let elsewhere = &wishes.inputs;
+    !elsewhere.is_empty()
+        && elsewhere
+            .binary_search_by_key(&input, |(index, _)| *index)
+            .is_ok()
+}
+
+fn typed_inputs(
+    model: &str,
+    inputs: Vec<InferInputTensor>,
+    wishes: &Wishes,
+) -> Result<Vec<RawInput>, ServeError> {
     inputs
         .into_iter()
-        .map(|input| {
-            check_no_shared_memory(model, "input", &input.name, &input.parameters)?;
+        .enumerate()
+        .map(|(index, input)| {
             let datatype = datatype(model, &input)?;
             let shape = shape(model, &input)?;
             let place = Place {
@@ -138,6 +189,7 @@ fn typed_inputs(model: &str, inputs: Vec<InferInputTensor>) -> Result<Vec<RawInp
                 input: &input.name,
             };
             let data = match &input.contents {
+                _ if is_elsewhere(wishes, index) => Bytes::new(),
                 Some(typed) => contents::to_raw(typed, datatype, &shape, place)?,
                 None if element_count(&shape) == Some(0) => Bytes::new(),
                 None => {
@@ -181,51 +233,12 @@ fn shape(model: &str, input: &InferInputTensor) -> Result<Shape, ServeError> {
     Ok(Shape::from_slice(&input.shape))
 }
 
-fn output_name(model: &str, output: InferRequestedOutputTensor) -> Result<String, ServeError> {
-    check_no_shared_memory(model, "output", &output.name, &output.parameters)?;
-    match output.parameters.get("classification") {
-        // What clients send that do not want any.
-        None
-        | Some(pb::InferParameter {
-            parameter_choice: Some(ParameterChoice::Int64Param(0) | ParameterChoice::Uint64Param(0)),
-        }) => Ok(output.name),
-        Some(_) => Err(ServeError::unsupported(format!(
-            "parameter 'classification' of output '{}' of model '{model}' is not supported: ask \
-             for the tensor and sort its values",
-            output.name
-        ))),
-    }
-}
-
-fn check_no_shared_memory(
-    model: &str,
-    side: &str,
-    tensor: &str,
-    parameters: &HashMap<String, pb::InferParameter>,
-) -> Result<(), ServeError> {
-    if parameters.is_empty() {
-        return Ok(());
-    }
-    for name in [
-        "shared_memory_region",
-        "shared_memory_byte_size",
-        "shared_memory_offset",
-    ] {
-        if parameters.contains_key(name) {
-            return Err(ServeError::unsupported(format!(
-                "parameter '{name}' of {side} '{tensor}' of model '{model}' is not supported: \
-                 this server takes and gives tensors in messages only"
-            )));
-        }
-    }
-    Ok(())
-}
-
 /// The request parameters that mean something to this server.
 #[derive(Debug, Default, PartialEq)]
 struct Parameters {
     priority: u64,
     timeout: Option<Duration>,
+    sequence: SequenceParameters,
 }
 
 impl Parameters {
@@ -240,9 +253,11 @@ impl Parameters {
                     let micros = number(name, value)?;
                     read.timeout = (micros > 0).then(|| Duration::from_micros(micros));
                 }
-                "sequence_id" | "sequence_start" | "sequence_end" => no_sequence(name, value)?,
+                "sequence_id" => read.sequence.id = sequence_id(name, value)?,
+                "sequence_start" => read.sequence.start = flag(name, value)?,
+                "sequence_end" => read.sequence.end = flag(name, value)?,
                 // Each request has one response, marked as its last: there is never another.
-                "triton_enable_empty_final_response" => flag(name, value)?,
+                "triton_enable_empty_final_response" => drop(flag(name, value)?),
                 _ if name.starts_with("triton_") => {
                     return Err(ServeError::invalid(format!(
                         "unknown parameter '{}': names that start with 'triton_' are reserved",
@@ -256,7 +271,7 @@ impl Parameters {
     }
 }
 
-fn number(name: &str, value: Option<&ParameterChoice>) -> Result<u64, ServeError> {
+pub(super) fn number(name: &str, value: Option<&ParameterChoice>) -> Result<u64, ServeError> {
     let read = match value {
         Some(ParameterChoice::Uint64Param(number)) => Some(*number),
         Some(ParameterChoice::Int64Param(number)) => u64::try_from(*number).ok(),
@@ -266,30 +281,36 @@ fn number(name: &str, value: Option<&ParameterChoice>) -> Result<u64, ServeError
     read.ok_or_else(|| unexpected(name, "a whole number that is not negative", value))
 }
 
-fn flag(name: &str, value: Option<&ParameterChoice>) -> Result<(), ServeError> {
+fn flag(name: &str, value: Option<&ParameterChoice>) -> Result<bool, ServeError> {
     match value {
-        Some(ParameterChoice::BoolParam(_)) => Ok(()),
+        Some(ParameterChoice::BoolParam(value)) => Ok(*value),
         _ => Err(unexpected(name, "a bool", value)),
     }
 }
 
-/// An id of 0 or "" stands for no sequence, as does a flag that is off.
-fn no_sequence(name: &str, value: Option<&ParameterChoice>) -> Result<(), ServeError> {
-    match value {
-        None
-        | Some(
-            ParameterChoice::BoolParam(false)
-            | ParameterChoice::Int64Param(0)
-            | ParameterChoice::Uint64Param(0),
-        ) => Ok(()),
-        Some(ParameterChoice::StringParam(id)) if id.is_empty() => Ok(()),
-        Some(_) => Err(ServeError::unsupported(format!(
-            "parameter '{name}' is not supported: this server keeps no state between requests"
-        ))),
+/// An id of 0 or "" stands for no sequence.
+fn sequence_id(
+    name: &str,
+    value: Option<&ParameterChoice>,
+) -> Result<Option<SequenceId>, ServeError> {
+    if let Some(ParameterChoice::StringParam(id)) = value {
+        return Ok((!id.is_empty()).then(|| SequenceId::Text(id.as_str().into())));
     }
+    let number = match value {
+        // As in Triton, the bits are what counts.
+        Some(ParameterChoice::Int64Param(number)) => Some(*number as u64),
+        Some(ParameterChoice::Uint64Param(number)) => Some(*number),
+        _ => None,
+    };
+    let number = number.ok_or_else(|| unexpected(name, "a whole number or a string", value))?;
+    Ok((number != 0).then_some(SequenceId::Number(number)))
 }
 
-fn unexpected(name: &str, expected: &str, value: Option<&ParameterChoice>) -> ServeError {
+pub(super) fn unexpected(
+    name: &str,
+    expected: &str,
+    value: Option<&ParameterChoice>,
+) -> ServeError {
     let got = match value {
         None => "nothing".to_owned(),
         Some(ParameterChoice::BoolParam(value)) => format!("bool_param {value}"),

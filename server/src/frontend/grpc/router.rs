@@ -26,9 +26,10 @@ use super::deadline::{CallTime, grpc_timeout};
 use super::stream::{self, Limited, StreamTerms};
 use super::{
     DEADLINE_GRACE, GrpcOptions, MAX_SMALL_MESSAGE, infer, management, overdue, repository,
-    statistics, wire,
+    settings, shared_memory, statistics, wire,
 };
 use crate::frontend::status::to_status;
+use crate::spans::Protocol;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -130,11 +131,14 @@ impl<B: Backend> Router<B> {
         let limit = self.options.max_message_size;
         let codec = BoundedCodec::<_, Answer>::new(wire::infer_request_cost, limit);
         let request = request.map(|body| Steady::new(body, self.options.body_patience));
+        let tracer = self.backend.tracer();
+        let span = tracer
+            .and_then(|tracer| tracer.request(request.headers(), time.received, Protocol::Grpc));
         let response = self
             .grpc(codec, limit, true)
             .unary(
                 tower::service_fn(|request: tonic::Request<pb::ModelInferRequest>| {
-                    infer::model_infer(&self.backend, time, request.into_inner())
+                    infer::model_infer(&self.backend, time, span.clone(), request.into_inner())
                 }),
                 request,
             )
@@ -156,13 +160,15 @@ impl<B: Backend> Router<B> {
             time,
             fail_fast: stream::wants_status(request.headers()),
             in_flight: self.options.max_stream_requests,
+            caller: self.backend.tracer().map(|_| request.headers().clone()),
+            quota: request.extensions().get().cloned(),
         };
         let timeout = time.deadline.map(|deadline| deadline - time.received);
         let service = |request: tonic::Request<tonic::Streaming<pb::ModelInferRequest>>| {
             let answers = stream::answers(
                 self.backend.clone(),
                 request.into_inner(),
-                terms,
+                terms.clone(),
                 self.shutdown.clone(),
             );
             // Its client may go on at any time: an open stream is not cut off for idleness.
@@ -221,23 +227,25 @@ impl<B: Backend> Router<B> {
                 self.unary(request, |q| repository::unload(backend, q))
                     .await
             }
-            "SystemSharedMemoryStatus"
-            | "SystemSharedMemoryRegister"
-            | "SystemSharedMemoryUnregister"
-            | "CudaSharedMemoryStatus"
-            | "CudaSharedMemoryRegister"
-            | "CudaSharedMemoryUnregister" => Status::unimplemented(format!(
-                "{method} is not supported: this server takes and gives tensors in messages only"
-            ))
-            .into_http(),
-            "TraceSetting" => Status::unimplemented(
-                "TraceSetting is not supported: tracing is set up when the server starts",
-            )
-            .into_http(),
-            "LogSettings" => Status::unimplemented(
-                "LogSettings is not supported: logging is set up when the server starts",
-            )
-            .into_http(),
+            "SystemSharedMemoryStatus" => {
+                self.unary(request, |q| shared_memory::status(backend, q))
+                    .await
+            }
+            "SystemSharedMemoryRegister" => {
+                self.unary(request, |q| shared_memory::register(backend, q))
+                    .await
+            }
+            "SystemSharedMemoryUnregister" => {
+                self.unary(request, |q| shared_memory::unregister(backend, q))
+                    .await
+            }
+            "CudaSharedMemoryStatus" => self.unary(request, shared_memory::cuda_status).await,
+            "CudaSharedMemoryRegister" => self.unary(request, shared_memory::cuda_register).await,
+            "CudaSharedMemoryUnregister" => {
+                self.unary(request, shared_memory::cuda_unregister).await
+            }
+            "TraceSetting" => self.unary(request, |q| settings::trace(backend, q)).await,
+            "LogSettings" => self.unary(request, settings::log).await,
             _ => unknown_method(path),
         }
     }

@@ -17,9 +17,12 @@ use super::deadline::CallTime;
 use super::infer::{log_internal, read_request};
 use crate::error::ServeError;
 use crate::frontend::status::to_status;
+use crate::guard::StreamQuota;
+use crate::request::Turn;
+use crate::spans::Protocol;
 
 /// What holds for every request of a stream.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct StreamTerms {
     /// When the call itself was received and until when it may last.
     pub(super) time: CallTime,
@@ -27,6 +30,10 @@ pub(super) struct StreamTerms {
     pub(super) fail_fast: bool,
     /// How many requests may be under way; further ones are not read.
     pub(super) in_flight: usize,
+    /// The call's headers, when its requests may be recorded.
+    pub(super) caller: Option<HeaderMap>,
+    /// What each request counts against.
+    pub(super) quota: Option<StreamQuota>,
 }
 
 /// Whether the client wants errors as statuses.
@@ -57,18 +64,26 @@ where
             .then(|| Status::unavailable("the server is shutting down: open a new stream"))
     })
     .filter_map(|status| std::future::ready(status.map(Err)));
+    let in_flight = terms.in_flight.max(1);
+    let mut last_turn = None;
     requests
         .take_until(shutdown.cancelled_owned())
         .chain(farewell)
-        .map(move |request| answer(backend.clone(), request, terms))
-        .buffered(terms.in_flight.max(1))
+        .map(move |request| {
+            let in_sequence = request
+                .as_ref()
+                .is_ok_and(|request| request.parameters.contains_key("sequence_id"));
+            let turn = in_sequence.then(|| Turn::after(&mut last_turn));
+            answer(backend.clone(), request, (terms.clone(), turn))
+        })
+        .buffered(in_flight)
         .boxed()
 }
 
 async fn answer<B: Backend>(
     backend: B,
     request: Result<pb::ModelInferRequest, Status>,
-    terms: StreamTerms,
+    (terms, turn): (StreamTerms, Option<Turn>),
 ) -> Result<StreamAnswer, Status> {
     let mut request = request?;
     let time = CallTime {
@@ -78,10 +93,43 @@ async fn answer<B: Backend>(
     let model_name = std::mem::take(&mut request.model_name);
     let model_version = std::mem::take(&mut request.model_version);
     let id = request.id.clone();
+    let bytes = request
+        .raw_input_contents
+        .iter()
+        .map(bytes::Bytes::len)
+        .sum();
+    let counted = terms.quota.as_ref().map(|quota| quota.enter(bytes));
+    let _counted = match counted.transpose() {
+        Ok(counted) => counted,
+        Err(refusal) if terms.fail_fast => return Err(refusal.status()),
+        Err(refusal) => {
+            return Ok(StreamAnswer::Failure {
+                message: refusal.message().to_owned(),
+                id,
+                model_name,
+                model_version,
+            });
+        }
+    };
+    let span = backend.tracer().zip(terms.caller.as_ref());
+    let span =
+        span.and_then(|(tracer, headers)| tracer.request(headers, time.received, Protocol::Grpc));
+    if let Some(span) = &span {
+        span.asks(&model_name, &model_version, &id);
+    }
     let outcome = match read_request(&model_name, time, request) {
-        Ok(raw) => backend.infer(&model_name, &model_version, raw).await,
+        Ok(mut raw) => {
+            if let Some(sequence) = &mut raw.sequence {
+                sequence.turn = turn;
+            }
+            raw.span = span.clone();
+            backend.infer(&model_name, &model_version, raw).await
+        }
         Err(error) => Err(error),
     };
+    if let Some(span) = span {
+        span.ended(outcome.as_ref().err());
+    }
     let error: ServeError = match outcome {
         Ok(response) => return Ok(StreamAnswer::Answer(Answer(response))),
         Err(error) => error,

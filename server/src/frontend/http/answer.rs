@@ -120,6 +120,7 @@ impl Answer {
             .as_bytes(),
         );
         let mut binary = Vec::new();
+        let placed = response.placed;
         for (index, (name, tensor)) in response.outputs.into_iter().enumerate() {
             json.extend_from_slice(if index > 0 {
                 b",{\"name\":"
@@ -131,7 +132,14 @@ impl Answer {
                 format!(",\"datatype\":\"{}\",\"shape\":", tensor.datatype).as_bytes(),
             );
             put(&mut json, tensor.shape.as_slice());
-            if plan.is_binary(&name) {
+            let place = placed
+                .as_ref()
+                .and_then(|placed| placed.get(index)?.as_ref());
+            if place.is_some() {
+                // As Triton: clients know where they asked for it, and take any parameters to
+                // tell of a binary tail.
+                json.push(b'}');
+            } else if plan.is_binary(&name) {
                 json.extend_from_slice(
                     format!(
                         ",\"parameters\":{{\"binary_data_size\":{}}}}}",
@@ -296,6 +304,7 @@ mod tests {
                 .map(|(name, tensor)| (name.into(), tensor))
                 .collect(),
             cold_start: None,
+            placed: None,
         }
     }
 

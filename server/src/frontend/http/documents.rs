@@ -7,6 +7,7 @@ use dormouse_model_store::spec::TensorSpec;
 use dormouse_proto::inference as pb;
 use serde::Serialize;
 
+use crate::overview::Overview;
 use crate::service::{IndexEntry, ModelDescription, ServerInfo};
 use crate::stats::{BatchStatistics, DurationCount, VersionStatistics};
 use crate::timeline::{LoadTimeline, StageSpan};
@@ -250,6 +251,11 @@ pub(super) fn models(entries: &[IndexEntry]) -> Vec<u8> {
         object: "list",
         data,
     })
+}
+
+/// What the server is doing.
+pub(super) fn overview(overview: &Overview) -> Vec<u8> {
+    to_json(overview)
 }
 
 /// A model's configuration with every field, under the names of `config.pbtxt`.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dormouse_core::datatype::DataType;
+use dormouse_core::sequence::SequenceId;
 use dormouse_core::shape::{DisplayShape, Shape, byte_count};
 use dormouse_core::time::Timestamp;
 use dormouse_model_store::spec::ModelSpec;
@@ -16,7 +17,8 @@ use dormouse_model_store::spec::ModelSpec;
 use super::json::Reader;
 use super::tensor_data::{self, Declared};
 use crate::error::ServeError;
-use crate::request::{RawInput, RawRequest};
+use crate::request::{Origin, OutputWish, RawInput, RawRequest, SequenceParameters, Wishes};
+use crate::shared_memory::RegionSlice;
 
 /// The header that tells how many bytes of the body are JSON.
 pub(super) const HEADER_LENGTH: &str = "inference-header-content-length";
@@ -114,6 +116,12 @@ pub(super) fn parse(
     let inputs = inputs.ok_or_else(|| ServeError::invalid("the request has no 'inputs'"))?;
 
     let mut tail = body.slice(header_length..);
+    let regions = inputs.iter().enumerate();
+    let regions = regions.filter_map(|(index, input)| Some((index, input.region.clone()?)));
+    let wishes = Wishes {
+        inputs: regions.collect(),
+        outputs: outputs.wishes,
+    };
     let inputs = inputs
         .into_iter()
         .map(|input| input.complete(&mut tail))
@@ -135,6 +143,10 @@ pub(super) fn parse(
         priority: parameters.priority,
         deadline: parameters.timeout.map(|timeout| received + timeout),
         received,
+        sequence: parameters.sequence.step(),
+        origin: Origin::Http,
+        wishes: wishes.some(),
+        span: None,
     };
     Ok(Parsed { request, plan })
 }
@@ -245,12 +257,20 @@ struct Parameters {
     binary_data_output: bool,
     priority: u64,
     timeout: Option<Duration>,
+    sequence: SequenceParameters,
 }
 
 impl Parameters {
     fn read(reader: &mut Reader<'_>) -> Result<Self, ServeError> {
         let mut parameters = Self::default();
-        let mut keys = Keys::new(&["binary_data_output", "priority", "timeout"]);
+        let mut keys = Keys::new(&[
+            "binary_data_output",
+            "priority",
+            "timeout",
+            "sequence_id",
+            "sequence_start",
+            "sequence_end",
+        ]);
         reader.object("'parameters'", |reader, key| {
             keys.knows(key, "'parameters'")?;
             match key {
@@ -262,7 +282,13 @@ impl Parameters {
                     let micros: u64 = reader.integer("'timeout' (microseconds)")?;
                     parameters.timeout = (micros > 0).then(|| Duration::from_micros(micros));
                 }
-                "sequence_id" | "sequence_start" | "sequence_end" => no_sequence(reader, key)?,
+                "sequence_id" => parameters.sequence.id = sequence_id(reader)?,
+                "sequence_start" => {
+                    parameters.sequence.start = reader.boolean("'sequence_start'")?;
+                }
+                "sequence_end" => {
+                    parameters.sequence.end = reader.boolean("'sequence_end'")?;
+                }
                 _ if key.starts_with("triton_") => {
                     return Err(ServeError::invalid(format!(
                         "parameter '{key}': names that start with 'triton_' are reserved"
@@ -276,19 +302,14 @@ impl Parameters {
     }
 }
 
-/// Passes over a sequence parameter that says "no sequence"; any other is refused.
-fn no_sequence(reader: &mut Reader<'_>, key: &str) -> Result<(), ServeError> {
-    let none = match reader.peek() {
-        Some(b't' | b'f') => !reader.boolean(key)?,
-        Some(b'"') => reader.string(key)?.is_empty(),
-        _ => reader.number("a sequence id or a boolean")? == "0",
-    };
-    if none {
-        return Ok(());
+/// A sequence's id; 0 and "" stand for no sequence.
+fn sequence_id(reader: &mut Reader<'_>) -> Result<Option<SequenceId>, ServeError> {
+    if reader.peek() == Some(b'"') {
+        let id = reader.string("'sequence_id'")?;
+        return Ok((!id.is_empty()).then(|| SequenceId::Text(id.as_ref().into())));
     }
-    Err(ServeError::unsupported(format!(
-        "parameter '{key}': sequences are not supported by this server"
-    )))
+    let number: u64 = reader.integer("'sequence_id'")?;
+    Ok((number != 0).then_some(SequenceId::Number(number)))
 }
 
 /// One input's header, before the binary tail is dealt out.
@@ -299,6 +320,7 @@ struct InputHeader {
     shape: Option<Shape>,
     binary_data_size: Option<usize>,
     data: Option<Vec<u8>>,
+    region: Option<RegionSlice>,
 }
 
 impl InputHeader {
@@ -307,6 +329,7 @@ impl InputHeader {
         let name = self.name.unwrap_or_default();
         let data = match (self.data, self.binary_data_size) {
             (Some(data), _) => Bytes::from(data),
+            _ if self.region.is_some() => Bytes::new(),
             (None, Some(size)) if size <= tail.len() => tail.split_to(size),
             (None, size) => {
                 let size = size.unwrap_or_default();
@@ -345,7 +368,7 @@ fn read_inputs(reader: &mut Reader<'_>) -> Result<Vec<InputHeader>, ServeError> 
 fn read_input(reader: &mut Reader<'_>, index: usize) -> Result<InputHeader, ServeError> {
     let mut input = InputHeader::default();
     let mut keys = Keys::new(&["name", "datatype", "shape", "parameters", "data"]);
-    let mut shared_memory = false;
+    let mut region = RegionParameters::default();
     // Elements can be read once type and shape are known; some clients sort `data` before them.
     let mut deferred = None;
     let place = format_args!("inputs[{index}]");
@@ -372,10 +395,7 @@ fn read_input(reader: &mut Reader<'_>, index: usize) -> Result<InputHeader, Serv
                         input.binary_data_size = Some(reader.integer("'binary_data_size'")?);
                         Ok(())
                     }
-                    "shared_memory_region" => {
-                        shared_memory = true;
-                        reader.skip()
-                    }
+                    _ if region.read(reader, key)? => Ok(()),
                     _ => reader.skip(),
                 })?;
             }
@@ -400,12 +420,17 @@ fn read_input(reader: &mut Reader<'_>, index: usize) -> Result<InputHeader, Serv
     let name = input.name.as_deref().ok_or_else(|| missing("name"))?;
     let datatype = input.datatype.ok_or_else(|| missing("datatype"))?;
     let shape = input.shape.as_deref().ok_or_else(|| missing("shape"))?;
-    if shared_memory {
-        return Err(ServeError::unsupported(format!(
-            "input '{name}': shared memory is not supported by this server"
-        )));
-    }
     let has_data = input.data.is_some() || deferred.is_some();
+    if let Some(slice) = region.slice(format_args!("input '{name}'"))? {
+        if has_data || input.binary_data_size.is_some() {
+            return Err(ServeError::invalid(format!(
+                "input '{name}' is in shared memory and must set neither 'data' nor \
+                 'binary_data_size'"
+            )));
+        }
+        input.region = Some(slice);
+        return Ok(input);
+    }
     if has_data == input.binary_data_size.is_some() {
         let found = if has_data {
             "both are set"
@@ -447,11 +472,57 @@ fn read_shape(reader: &mut Reader<'_>, place: impl Display) -> Result<Shape, Ser
     Ok(shape)
 }
 
+/// The parameters by which a tensor names a part of shared memory.
+#[derive(Debug, Default)]
+struct RegionParameters {
+    region: Option<String>,
+    byte_size: Option<u64>,
+    offset: Option<u64>,
+}
+
+impl RegionParameters {
+    /// Reads the value of `key` if it is one of these.
+    fn read(&mut self, reader: &mut Reader<'_>, key: &str) -> Result<bool, ServeError> {
+        match key {
+            "shared_memory_region" => {
+                let name = reader.string("a string for 'shared_memory_region'")?;
+                self.region = Some(name.into_owned());
+            }
+            "shared_memory_byte_size" => {
+                self.byte_size = Some(reader.integer("'shared_memory_byte_size'")?);
+            }
+            "shared_memory_offset" => {
+                self.offset = Some(reader.integer("'shared_memory_offset'")?);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn slice(self, tensor: impl Display) -> Result<Option<RegionSlice>, ServeError> {
+        match (self.region, self.byte_size) {
+            (None, None) if self.offset.is_none() => Ok(None),
+            (None, _) => Err(ServeError::invalid(format!(
+                "{tensor}: parameters of shared memory are given without 'shared_memory_region'"
+            ))),
+            (Some(_), None) => Err(ServeError::invalid(format!(
+                "{tensor}: 'shared_memory_region' is given without 'shared_memory_byte_size'"
+            ))),
+            (Some(region), Some(byte_size)) => Ok(Some(RegionSlice {
+                region,
+                offset: self.offset.unwrap_or(0),
+                byte_size,
+            })),
+        }
+    }
+}
+
 /// The outputs a request names.
 #[derive(Debug, Default)]
 struct Outputs {
     names: Vec<String>,
     binary: HashMap<String, bool>,
+    wishes: Vec<(String, OutputWish)>,
 }
 
 fn read_outputs(reader: &mut Reader<'_>) -> Result<Outputs, ServeError> {
@@ -464,7 +535,7 @@ fn read_outputs(reader: &mut Reader<'_>) -> Result<Outputs, ServeError> {
         }
         let mut name = None;
         let mut binary = None;
-        let mut refused = None;
+        let (mut region, mut classes) = (RegionParameters::default(), 0);
         let mut keys = Keys::new(&["name", "parameters"]);
         reader.object("an output", |reader, key| {
             if !keys.knows(key, format_args!("outputs[{index}]"))? {
@@ -476,15 +547,8 @@ fn read_outputs(reader: &mut Reader<'_>) -> Result<Outputs, ServeError> {
                 _ => reader.object("an output's 'parameters'", |reader, key| {
                     match key {
                         "binary_data" => binary = Some(reader.boolean("'binary_data'")?),
-                        "classification" => {
-                            if reader.integer::<u64>("'classification'")? > 0 {
-                                refused = Some("classification");
-                            }
-                        }
-                        "shared_memory_region" => {
-                            refused = Some("shared memory");
-                            reader.skip()?;
-                        }
+                        "classification" => classes = reader.integer("'classification'")?,
+                        _ if region.read(reader, key)? => {}
                         _ => reader.skip()?,
                     }
                     Ok(())
@@ -494,10 +558,19 @@ fn read_outputs(reader: &mut Reader<'_>) -> Result<Outputs, ServeError> {
         })?;
         let name =
             name.ok_or_else(|| ServeError::invalid(format!("outputs[{index}] has no 'name'")))?;
-        if let Some(feature) = refused {
-            return Err(ServeError::unsupported(format!(
-                "output '{name}': {feature} is not supported by this server"
-            )));
+        match region.slice(format_args!("output '{name}'"))? {
+            Some(_) if classes > 0 => {
+                return Err(ServeError::invalid(format!(
+                    "output '{name}': shared memory can't be set on classification output"
+                )));
+            }
+            Some(slice) => outputs
+                .wishes
+                .push((name.clone(), OutputWish::Region(slice))),
+            None if classes > 0 => outputs
+                .wishes
+                .push((name.clone(), OutputWish::Classes(classes))),
+            None => {}
         }
         if let Some(binary) = binary {
             outputs.binary.insert(name.clone(), binary);

@@ -1,8 +1,10 @@
-//! Paths and methods → what is asked for. Names are decoded and checked here, once.
+//! Paths and methods → what is asked for, and what that needs. Names are decoded and checked here, once.
 
 use http::{Method, StatusCode};
+use smallvec::SmallVec;
 
 use super::answer::Failure;
+use crate::guard::Need;
 
 /// A model, and the version asked for ("" for the newest).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,10 +28,37 @@ pub(super) enum Route {
     Index,
     Load(String),
     Unload(String),
+    /// Log settings, and whether they are to be changed.
+    LogSettings(Access),
+    /// Trace settings of a model, or of all with an empty name.
+    TraceSettings(String, Access),
+    /// An empty name stands for all regions.
+    RegionStatus(Memory, String),
+    RegisterRegion(Memory, String),
+    UnregisterRegion(Memory, String),
     /// The OpenAI-style list.
     Models,
+    /// What the server is doing now.
+    Overview,
+    OpenApi,
+    /// A file of the page, by its name; "" for the page itself.
+    Page(String),
     /// Known to Triton's clients and not done here.
     Unsupported(&'static str),
+}
+
+/// What is done with settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    Change,
+}
+
+/// Whose memory a region is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    System,
+    Cuda,
 }
 
 const GET: &str = "GET, HEAD";
@@ -39,18 +68,99 @@ const GET_POST: &str = "GET, HEAD, POST";
 /// A model's name as clients may write it.
 const MAX_NAME: usize = 255;
 
-const SHARED_MEMORY: &str = "shared memory is not supported by this server";
-const TRACE: &str = "trace settings cannot be read or changed over the network";
-const LOGGING: &str = "log settings cannot be read or changed over the network";
 const GENERATE: &str = "the generate extension is not supported by this server; use 'infer'";
 const REPOSITORY: &str = "naming a repository is not supported: leave it out of the path";
 
+/// A row of the table: what its paths look like, how they may be asked for, and what that needs.
+struct Row {
+    path: &'static [&'static str],
+    methods: &'static str,
+    need: Need,
+    route: fn(ModelRef, Access) -> Route,
+}
+
+/// A segment with a model's name; `versions/NUMBER` may follow it.
+const MODEL: &str = "{model}";
+/// A segment with a model's name and nothing after it.
+const NAME: &str = "{name}";
+/// A segment that is not looked at.
+const ANY: &str = "{any}";
+
+const fn row(
+    path: &'static [&'static str],
+    methods: &'static str,
+    need: Need,
+    route: fn(ModelRef, Access) -> Route,
+) -> Row {
+    Row {
+        path,
+        methods,
+        need,
+        route,
+    }
+}
+
+/// Every route of the HTTP port, with what it needs. The first row that fits is the one.
+#[rustfmt::skip]
+static TABLE: &[Row] = &[
+    row(&["v2", "models", MODEL, "infer"], POST, Need::Inference, |model, _| Route::Infer(model)),
+    row(&["v2"], GET, Need::Metadata, |_, _| Route::ServerMetadata),
+    row(&["v2", "health", "live"], GET, Need::Probe, |_, _| Route::Live),
+    row(&["v2", "health", "ready"], GET, Need::Probe, |_, _| Route::Ready),
+    row(&["v1", "models"], GET, Need::Metadata, |_, _| Route::Models),
+    row(&["v2", "models", "stats"], GET, Need::Metadata, |model, _| Route::Statistics(model)),
+    row(&["v2", "models", MODEL], GET, Need::Metadata, |model, _| Route::ModelMetadata(model)),
+    row(&["v2", "models", MODEL, "ready"], GET, Need::Metadata, |model, _| Route::ModelReady(model)),
+    row(&["v2", "models", MODEL, "config"], GET, Need::Metadata, |model, _| Route::ModelConfig(model)),
+    row(&["v2", "models", MODEL, "stats"], GET, Need::Metadata, |model, _| Route::Statistics(model)),
+    row(&["v2", "models", MODEL, "generate"], POST, Need::Inference, |_, _| Route::Unsupported(GENERATE)),
+    row(&["v2", "models", MODEL, "generate_stream"], POST, Need::Inference, |_, _| Route::Unsupported(GENERATE)),
+    row(&["v2", "repository", "index"], POST, Need::Metadata, |_, _| Route::Index),
+    row(&["v2", "repository", ANY, "index"], POST, Need::Metadata, |_, _| Route::Index),
+    row(&["v2", "repository", "models", NAME, "load"], POST, Need::Load, |model, _| Route::Load(model.name)),
+    row(&["v2", "repository", "models", NAME, "unload"], POST, Need::Management, |model, _| Route::Unload(model.name)),
+    row(&["v2", "repository", ANY, "models", ANY, "load"], POST, Need::Load, |_, _| Route::Unsupported(REPOSITORY)),
+    row(&["v2", "repository", ANY, "models", ANY, "unload"], POST, Need::Management, |_, _| Route::Unsupported(REPOSITORY)),
+    row(&["v2", "models", NAME, "trace", "setting"], GET_POST, Need::Management, |model, access| Route::TraceSettings(model.name, access)),
+    row(&["v2", "trace", "setting"], GET_POST, Need::Management, |_, access| Route::TraceSettings(String::new(), access)),
+    row(&["v2", "logging"], GET_POST, Need::Management, |_, access| Route::LogSettings(access)),
+    row(&["v2", "systemsharedmemory", "status"], GET, Need::Inference, |_, _| Route::RegionStatus(Memory::System, String::new())),
+    row(&["v2", "systemsharedmemory", "unregister"], POST, Need::Inference, |_, _| Route::UnregisterRegion(Memory::System, String::new())),
+    row(&["v2", "systemsharedmemory", "region", NAME, "status"], GET, Need::Inference, |region, _| Route::RegionStatus(Memory::System, region.name)),
+    row(&["v2", "systemsharedmemory", "region", NAME, "register"], POST, Need::Inference, |region, _| Route::RegisterRegion(Memory::System, region.name)),
+    row(&["v2", "systemsharedmemory", "region", NAME, "unregister"], POST, Need::Inference, |region, _| Route::UnregisterRegion(Memory::System, region.name)),
+    row(&["v2", "cudasharedmemory", "status"], GET, Need::Inference, |_, _| Route::RegionStatus(Memory::Cuda, String::new())),
+    row(&["v2", "cudasharedmemory", "unregister"], POST, Need::Inference, |_, _| Route::UnregisterRegion(Memory::Cuda, String::new())),
+    row(&["v2", "cudasharedmemory", "region", NAME, "status"], GET, Need::Inference, |region, _| Route::RegionStatus(Memory::Cuda, region.name)),
+    row(&["v2", "cudasharedmemory", "region", NAME, "register"], POST, Need::Inference, |region, _| Route::RegisterRegion(Memory::Cuda, region.name)),
+    row(&["v2", "cudasharedmemory", "region", NAME, "unregister"], POST, Need::Inference, |region, _| Route::UnregisterRegion(Memory::Cuda, region.name)),
+    row(&["v2", "dormouse", "overview"], GET, Need::Metadata, |_, _| Route::Overview),
+    row(&["openapi.json"], GET, Need::Metadata, |_, _| Route::OpenApi),
+    row(&[""], GET, Need::Page, |_, _| Route::Page(String::new())),
+    row(&["page", NAME], GET, Need::Page, |file, _| Route::Page(file.name)),
+];
+
 /// Finds the route of a request.
 pub(super) fn find(method: &Method, path: &str) -> Result<Route, Failure> {
-    let (route, methods) = match_path(path)?.ok_or_else(|| {
+    let segments = segments(path);
+    let (row, model, version) = match_path(&segments).ok_or_else(|| {
         let shown: String = path.chars().take(200).collect();
         Failure::new(StatusCode::NOT_FOUND, format!("no such endpoint: {shown}"))
     })?;
+    if !version.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(Failure::bad_request(format!(
+            "model version '{}' is not a number",
+            version.escape_debug()
+        )));
+    }
+    let model = match model {
+        Some(model) => ModelRef {
+            name: name(model)?,
+            version: version.to_owned(),
+        },
+        None => ModelRef::default(),
+    };
+    let methods = row.methods;
     if !methods
         .split(", ")
         .any(|allowed| allowed == method.as_str())
@@ -63,73 +173,69 @@ pub(super) fn find(method: &Method, path: &str) -> Result<Route, Failure> {
             )
         });
     }
-    Ok(route)
+    let access = match *method {
+        Method::POST => Access::Change,
+        _ => Access::Read,
+    };
+    Ok((row.route)(model, access))
 }
 
-type Found = Option<(Route, &'static str)>;
+/// What a request needs, whatever its method: the wrong one is told only to who may know.
+pub(crate) fn need(_: &Method, path: &str) -> Need {
+    match_path(&segments(path)).map_or(Need::Unknown, |(row, ..)| row.need)
+}
 
-fn match_path(path: &str) -> Result<Found, Failure> {
-    let Some(path) = path.strip_prefix('/') else {
-        return Ok(None);
-    };
-    // Nothing served has more segments than this.
-    let segments: Vec<&str> = path.splitn(9, '/').collect();
-    Ok(Some(match segments.as_slice() {
-        ["v2"] => (Route::ServerMetadata, GET),
-        ["v2", "health", "live"] => (Route::Live, GET),
-        ["v2", "health", "ready"] => (Route::Ready, GET),
-        ["v1", "models"] => (Route::Models, GET),
-        ["v2", "models", "stats"] => (Route::Statistics(ModelRef::default()), GET),
-        ["v2", "models", model, "versions", version, rest @ ..] => {
-            if version.is_empty() || !version.bytes().all(|byte| byte.is_ascii_digit()) {
-                return Err(Failure::bad_request(format!(
-                    "model version '{}' is not a number",
-                    version.escape_debug()
-                )));
+/// Every route as `(path, method, need)`, with braces around what may be anything.
+pub(crate) fn listed() -> impl Iterator<Item = (String, &'static str, Need)> {
+    TABLE.iter().flat_map(|row| {
+        let path = format!("/{}", row.path.join("/"));
+        let methods = row.methods.split(", ").filter(|method| *method != "HEAD");
+        methods.map(move |method| (path.clone(), method, row.need))
+    })
+}
+
+/// Nothing served has more segments than this.
+type Segments<'a> = SmallVec<[&'a str; 9]>;
+
+fn segments(path: &str) -> Segments<'_> {
+    match path.strip_prefix('/') {
+        Some(path) => path.splitn(9, '/').collect(),
+        None => SmallVec::new(),
+    }
+}
+
+/// The row, with the model and version ("" for none) that the path names.
+fn match_path<'a>(segments: &[&'a str]) -> Option<(&'static Row, Option<&'a str>, &'a str)> {
+    TABLE.iter().find_map(|row| {
+        let (model, version) = row.matches(segments)?;
+        Some((row, model, version))
+    })
+}
+
+impl Row {
+    fn matches<'a>(&self, segments: &[&'a str]) -> Option<(Option<&'a str>, &'a str)> {
+        let (mut model, mut version) = (None, "");
+        let mut rest = segments;
+        for pattern in self.path {
+            let (&segment, after) = rest.split_first()?;
+            rest = after;
+            match *pattern {
+                ANY => {}
+                NAME => model = Some(segment),
+                MODEL => {
+                    model = Some(segment);
+                    if let ["versions", number, after @ ..] = rest {
+                        // Not a number, so that it is refused as one.
+                        version = if number.is_empty() { "?" } else { number };
+                        rest = after;
+                    }
+                }
+                expected if expected == segment => {}
+                _ => return None,
             }
-            return match_model(model, version, rest);
         }
-        ["v2", "models", model, rest @ ..] => return match_model(model, "", rest),
-        ["v2", "repository", "index"] | ["v2", "repository", _, "index"] => (Route::Index, POST),
-        ["v2", "repository", "models", model, "load"] => (Route::Load(name(model)?), POST),
-        ["v2", "repository", "models", model, "unload"] => (Route::Unload(name(model)?), POST),
-        ["v2", "repository", _, "models", _, "load" | "unload"] => {
-            (Route::Unsupported(REPOSITORY), POST)
-        }
-        ["v2", "trace", "setting"] => (Route::Unsupported(TRACE), GET_POST),
-        ["v2", "logging"] => (Route::Unsupported(LOGGING), GET_POST),
-        ["v2", "systemsharedmemory" | "cudasharedmemory", action]
-        | [
-            "v2",
-            "systemsharedmemory" | "cudasharedmemory",
-            "region",
-            _,
-            action,
-        ] => match *action {
-            "status" => (Route::Unsupported(SHARED_MEMORY), GET),
-            "register" | "unregister" => (Route::Unsupported(SHARED_MEMORY), POST),
-            _ => return Ok(None),
-        },
-        _ => return Ok(None),
-    }))
-}
-
-fn match_model(model: &str, version: &str, rest: &[&str]) -> Result<Found, Failure> {
-    let (make, methods): (fn(ModelRef) -> Route, _) = match rest {
-        [] => (Route::ModelMetadata, GET),
-        ["ready"] => (Route::ModelReady, GET),
-        ["config"] => (Route::ModelConfig, GET),
-        ["stats"] => (Route::Statistics, GET),
-        ["infer"] => (Route::Infer, POST),
-        ["generate" | "generate_stream"] => (|_| Route::Unsupported(GENERATE), POST),
-        ["trace", "setting"] => (|_| Route::Unsupported(TRACE), GET_POST),
-        _ => return Ok(None),
-    };
-    let model = ModelRef {
-        name: name(model)?,
-        version: version.to_owned(),
-    };
-    Ok(Some((make(model), methods)))
+        rest.is_empty().then_some((model, version))
+    }
 }
 
 /// Decodes a name from a path and refuses what could be read as a path again.
@@ -158,7 +264,7 @@ fn name(segment: &str) -> Result<String, Failure> {
     Ok(decoded)
 }
 
-fn percent_decode(segment: &str) -> Option<String> {
+pub(super) fn percent_decode(segment: &str) -> Option<String> {
     if !segment.contains('%') {
         return Some(segment.to_owned());
     }
@@ -240,16 +346,22 @@ mod tests {
                 Route::Unsupported(REPOSITORY),
             ),
             (&get, "/v1/models", Route::Models),
-            (&post, "/v2/logging", Route::Unsupported(LOGGING)),
+            (&post, "/v2/logging", Route::LogSettings(Access::Change)),
+            (&get, "/v2/logging", Route::LogSettings(Access::Read)),
             (
                 &get,
                 "/v2/systemsharedmemory/status",
-                Route::Unsupported(SHARED_MEMORY),
+                Route::RegionStatus(Memory::System, String::new()),
             ),
             (
                 &post,
                 "/v2/cudasharedmemory/region/r/register",
-                Route::Unsupported(SHARED_MEMORY),
+                Route::RegisterRegion(Memory::Cuda, "r".to_owned()),
+            ),
+            (
+                &post,
+                "/v2/systemsharedmemory/region/a%20b/unregister",
+                Route::UnregisterRegion(Memory::System, "a b".to_owned()),
             ),
             (
                 &post,
@@ -259,7 +371,7 @@ mod tests {
             (
                 &get,
                 "/v2/models/m/trace/setting",
-                Route::Unsupported(TRACE),
+                Route::TraceSettings("m".to_owned(), Access::Read),
             ),
         ] {
             assert_eq!(find(method, path).unwrap(), route, "{path}");
@@ -270,7 +382,6 @@ mod tests {
     fn unknown_paths_are_not_found() {
         for path in [
             "",
-            "/",
             "/v3",
             "/v2/",
             "/v2/models",

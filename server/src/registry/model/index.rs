@@ -26,6 +26,12 @@ impl Model {
                         .reload_problem
                         .as_ref()
                         .map(|error| format!("reload failed: {error}"));
+                    if let Some(lost) = unit.lost().filter(|_| !status.unloading) {
+                        return entry(version, IndexState::Unavailable, &lost.to_string());
+                    }
+                    let worker = unit.worker_pid();
+                    let awake = worker.map(|pid| format!("awake in worker {pid}"));
+                    let parked = worker.map(|pid| format!("parked in worker {pid}"));
                     match unit.stage() {
                         _ if status.unloading => entry(version, IndexState::Unloading, ""),
                         Stage::Failed { .. } => {
@@ -43,12 +49,13 @@ impl Model {
                         ),
                         Stage::Retired => entry(version, IndexState::Unloading, ""),
                         Stage::Warm => {
-                            entry(version, IndexState::Ready, reload.as_deref().unwrap_or(""))
+                            let reason = reload.or(awake).unwrap_or_default();
+                            entry(version, IndexState::Ready, &reason)
                         }
                         Stage::Parked => entry(
                             version,
                             IndexState::Ready,
-                            reload.as_deref().unwrap_or("parked"),
+                            reload.as_deref().or(parked.as_deref()).unwrap_or("parked"),
                         ),
                         Stage::Cold | Stage::Closing => entry(
                             version,

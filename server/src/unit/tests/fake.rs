@@ -2,6 +2,7 @@
 //! number it is asked.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -23,10 +24,13 @@ use tokio::task::JoinHandle;
 use crate::activity::Activity;
 use crate::alarm::Alarm;
 use crate::clock::Clock;
+use crate::config::IsolationConfig;
+use crate::engine::onnx::OnnxOptions;
 use crate::engine::{Engine, EngineError, ModelBytes, Session, SessionTensor, Stop, StopHandle};
 use crate::error::ServeError;
 use crate::events::Events;
 use crate::host::{Host, InFlight, UnitDefaults};
+use crate::isolation::Isolation;
 use crate::metrics::Metrics;
 use crate::preparation::SourceDigests;
 use crate::priority::Background;
@@ -287,15 +291,24 @@ impl Bench {
             load_retries: 0,
         };
         change(&mut defaults);
+        let handle: Arc<dyn Engine> = Arc::new(Handle(Arc::clone(&engine)));
+        let metrics = Metrics::new().unwrap();
         let host = Arc::new(Host {
             clock,
-            engine: Arc::new(Handle(Arc::clone(&engine))),
+            isolation: Isolation::new(
+                IsolationConfig::default(),
+                OnnxOptions::new(""),
+                Arc::clone(&handle),
+                metrics.clone(),
+            ),
+            engine: handle,
             alarm: Alarm::spawn(clock).unwrap(),
-            metrics: Metrics::new().unwrap(),
+            metrics,
             slots: Mutex::new(RunSlots::new(SLOTS)),
             loads: Arc::new(tokio::sync::Semaphore::new(loads)),
             in_flight: InFlight::new(ByteSize::mib(1)),
             activity: Activity::new(clock),
+            tracer: None,
             events: Events::default(),
             wake: Wake {
                 preparation: None,
@@ -342,6 +355,8 @@ impl Bench {
             outputs: vec![tensor("y")],
             max_batch_size: 8,
             batching: None,
+            sequence: None,
+            ragged: None,
             runs_rows_together: false,
             concurrency: 1,
             session: SessionSpec::default(),
@@ -349,10 +364,11 @@ impl Bench {
             lifecycle: LifecycleSpec::default(),
             decoupled: false,
             model_filename: "model.onnx".into(),
+            labels: BTreeMap::new(),
             warnings: Vec::new(),
         };
         change(&mut spec);
-        spec.runs_rows_together = spec.batching.is_some();
+        spec.runs_rows_together = spec.batching.is_some() || spec.sequence.is_some();
         Unit::new(UnitParts {
             id: ModelId::new("echo", 1),
             spec: Arc::new(spec),
@@ -429,6 +445,8 @@ pub(super) fn request(number: i32) -> InferRequest {
         priority: 0,
         deadline: None,
         received: Default::default(),
+        sequence: None,
+        span: None,
     }
 }
 

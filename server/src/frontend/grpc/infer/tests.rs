@@ -1,6 +1,10 @@
+use dormouse_core::sequence::Step;
 use dormouse_core::time::Timestamp;
+use pb::model_infer_request::InferRequestedOutputTensor;
 
 use super::*;
+use crate::request::OutputWish;
+use crate::shared_memory::RegionSlice;
 
 const TIME: CallTime = CallTime {
     received: Timestamp::from_nanos(1_000_000),
@@ -185,26 +189,39 @@ fn the_longest_timeout_is_no_accident() {
 }
 
 #[test]
-fn sequences_are_refused_by_name() {
+fn a_sequence_is_named_by_a_number_or_a_string() {
     use ParameterChoice::*;
-    let table = [
-        ("sequence_id", Uint64Param(1)),
-        ("sequence_id", Int64Param(1)),
-        ("sequence_id", StringParam("a".into())),
-        ("sequence_start", BoolParam(true)),
-        ("sequence_end", BoolParam(true)),
-    ];
-    for (name, value) in table {
+    let step = |id| {
+        let read = Parameters::read(&parameters([
+            ("sequence_id", id),
+            ("sequence_start", BoolParam(true)),
+            ("sequence_end", BoolParam(false)),
+        ]));
+        read.unwrap().sequence.step().map(|sequence| sequence.step)
+    };
+    let expected = |id| {
+        Some(Step {
+            id,
+            start: true,
+            end: false,
+        })
+    };
+    assert_eq!(step(Uint64Param(7)), expected(SequenceId::Number(7)));
+    assert_eq!(step(Int64Param(-1)), expected(SequenceId::Number(u64::MAX)));
+    let text = SequenceId::Text("a".into());
+    assert_eq!(step(StringParam("a".into())), expected(text));
+    for none in [Uint64Param(0), Int64Param(0), StringParam(String::new())] {
+        assert_eq!(step(none), None);
+    }
+    for (name, value) in [
+        ("sequence_id", DoubleParam(1.0)),
+        ("sequence_start", Int64Param(1)),
+        ("sequence_end", StringParam("true".into())),
+    ] {
         let error = Parameters::read(&parameters([(name, value)])).unwrap_err();
-        assert_eq!(error.code(), ErrorCode::Unsupported);
+        assert_eq!(error.code(), ErrorCode::InvalidRequest);
         assert!(error.message().contains(&format!("'{name}'")), "{error}");
     }
-    let none = parameters([
-        ("sequence_id", Uint64Param(0)),
-        ("sequence_start", BoolParam(false)),
-        ("sequence_end", BoolParam(false)),
-    ]);
-    assert!(Parameters::read(&none).is_ok());
 }
 
 #[test]
@@ -243,42 +260,76 @@ fn reserved_parameters_are_refused() {
 }
 
 #[test]
-fn shared_memory_and_classification_are_refused_by_name() {
+fn shared_memory_and_classification_are_read_from_the_tensors_parameters() {
     use ParameterChoice::*;
-    refused(
-        pb::ModelInferRequest {
-            inputs: vec![InferInputTensor {
-                parameters: parameters([
-                    ("shared_memory_region", StringParam("r".into())),
-                    ("shared_memory_byte_size", Int64Param(64)),
-                ]),
-                ..input("a", "INT8", &[1])
-            }],
-            ..Default::default()
-        },
-        ErrorCode::Unsupported,
-        "parameter 'shared_memory_region' of input 'a' of model 'm' is not supported: this server \
-         takes and gives tensors in messages only",
+    let in_region = |name: &str, offset| InferInputTensor {
+        parameters: parameters([
+            ("shared_memory_region", StringParam("r".into())),
+            ("shared_memory_byte_size", Int64Param(64)),
+            ("shared_memory_offset", Int64Param(offset)),
+        ]),
+        ..input(name, "INT8", &[64])
+    };
+    let wanted = |name: &str, parameters| InferRequestedOutputTensor {
+        name: name.into(),
+        parameters,
+    };
+    let slice = |offset| RegionSlice {
+        region: "r".into(),
+        offset,
+        byte_size: 64,
+    };
+    let request = read(pb::ModelInferRequest {
+        inputs: vec![
+            in_region("a", 0),
+            input("b", "INT8", &[1]),
+            in_region("c", 64),
+        ],
+        outputs: vec![
+            wanted("x", parameters([("classification", Int64Param(3))])),
+            wanted("y", in_region("", 8).parameters),
+            wanted("z", parameters([("classification", Int64Param(0))])),
+        ],
+        raw_input_contents: vec![Bytes::from_static(&[7])],
+        ..Default::default()
+    })
+    .unwrap();
+    let lengths: Vec<usize> = request.inputs.iter().map(|i| i.data.len()).collect();
+    assert_eq!(lengths, [0, 1, 0]);
+    let wishes = *request.wishes.unwrap();
+    assert_eq!(wishes.inputs, [(0, slice(0)), (2, slice(64))]);
+    assert_eq!(
+        wishes.outputs,
+        [
+            ("x".to_owned(), OutputWish::Classes(3)),
+            ("y".to_owned(), OutputWish::Region(slice(8))),
+        ]
     );
     let output = |parameters| pb::ModelInferRequest {
-        outputs: vec![InferRequestedOutputTensor {
-            name: "y".into(),
-            parameters,
-        }],
+        outputs: vec![wanted("y", parameters)],
         ..Default::default()
     };
     refused(
-        output(parameters([("classification", Int64Param(3))])),
-        ErrorCode::Unsupported,
-        "parameter 'classification' of output 'y' of model 'm' is not supported: ask for the tensor \
-         and sort its values",
+        output(parameters([("shared_memory_offset", Int64Param(3))])),
+        ErrorCode::InvalidRequest,
+        "output 'y' of model 'm': parameter 'shared_memory_offset' is given without \
+         'shared_memory_region'",
     );
     refused(
-        output(parameters([("shared_memory_offset", Int64Param(3))])),
-        ErrorCode::Unsupported,
-        "parameter 'shared_memory_offset' of output 'y' of model 'm' is not supported: this server \
-         takes and gives tensors in messages only",
+        output(parameters([(
+            "shared_memory_region",
+            StringParam("r".into()),
+        )])),
+        ErrorCode::InvalidRequest,
+        "output 'y' of model 'm': parameter 'shared_memory_region' is given without \
+         'shared_memory_byte_size'",
     );
-    assert!(read(output(parameters([("classification", Int64Param(0))]))).is_ok());
-    assert!(read(output(parameters([("binary_data", BoolParam(true))]))).is_ok());
+    refused(
+        output(parameters([("classification", Int64Param(-1))])),
+        ErrorCode::InvalidRequest,
+        "unexpected value for parameter 'classification': expected a whole number that is not \
+         negative, got int64_param -1",
+    );
+    let plain = read(output(parameters([("binary_data", BoolParam(true))]))).unwrap();
+    assert!(plain.wishes.is_none());
 }

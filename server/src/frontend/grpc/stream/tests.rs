@@ -15,6 +15,8 @@ fn terms(fail_fast: bool, in_flight: usize) -> StreamTerms {
         },
         fail_fast,
         in_flight,
+        caller: None,
+        quota: None,
     }
 }
 

@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::super::backend::Backend;
 use crate::error::ServeError;
+use crate::extensions::Extensions;
 use crate::request::{InferResponse, RawRequest, Tensor};
 use crate::service::{IndexEntry, IndexState, LoadOverrides, ModelDescription, ServerInfo};
 use crate::stats::VersionStatistics;
@@ -31,6 +32,7 @@ struct State {
     most_active: AtomicUsize,
     /// Lets one request to `gate` through per permit.
     gate: Semaphore,
+    extensions: Extensions,
 }
 
 /// Counts a request while it lives, and as cancelled when it is dropped without an answer.
@@ -57,6 +59,7 @@ impl Fake {
             cancelled: watch::Sender::new(0),
             most_active: AtomicUsize::new(0),
             gate: Semaphore::new(0),
+            extensions: Extensions::default(),
         }))
     }
 
@@ -143,6 +146,14 @@ impl Backend for Fake {
         }
     }
 
+    fn extensions(&self) -> &Extensions {
+        &self.0.extensions
+    }
+
+    fn check_known(&self, _: &str) -> Result<(), ServeError> {
+        Ok(())
+    }
+
     fn is_live(&self) -> bool {
         true
     }
@@ -209,6 +220,7 @@ impl Backend for Fake {
                     ..ColdRequest::default()
                 })
             }),
+            placed: None,
         })
     }
 

@@ -208,17 +208,61 @@ fn wrong_requests_are_told_what_is_wrong() {
 }
 
 #[test]
-fn what_is_not_served_is_said_so() {
+fn a_sequence_is_named_by_a_number_or_a_string() {
+    let step = |id: &str| {
+        let json = format!(
+            r#"{{"inputs":[],"parameters":{{"sequence_id":{id},"sequence_start":true,"sequence_end":false}}}}"#
+        );
+        let parsed = parse_json(&json)?;
+        let sequence = parsed.request.sequence;
+        Ok::<_, ServeError>(sequence.map(|sequence| {
+            assert!(sequence.step.start && !sequence.step.end);
+            sequence.step.id
+        }))
+    };
+    let number = SequenceId::Number(u64::MAX);
+    assert_eq!(step("18446744073709551615").unwrap(), Some(number));
+    assert_eq!(step(r#""s""#).unwrap(), Some(SequenceId::Text("s".into())));
+    assert_eq!(step("0").unwrap(), None);
+    assert_eq!(step(r#""""#).unwrap(), None);
+    for wrong in ["-1", "1.5", "true", "18446744073709551616"] {
+        assert!(step(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn shared_memory_and_classification_are_read_from_the_tensors_parameters() {
+    let json = r#"{"inputs":[{"name":"a","datatype":"FP32","shape":[2],"parameters":
+        {"shared_memory_region":"r","shared_memory_byte_size":8,"shared_memory_offset":4}}],
+        "outputs":[{"name":"x","parameters":{"classification":3}},{"name":"y","parameters":
+        {"shared_memory_region":"s","shared_memory_byte_size":16}}]}"#;
+    let wishes = *parse_json(json).unwrap().request.wishes.unwrap();
+    let slice = |region: &str, offset, byte_size| RegionSlice {
+        region: region.to_owned(),
+        offset,
+        byte_size,
+    };
+    assert_eq!(wishes.inputs, [(0, slice("r", 4, 8))]);
+    assert_eq!(
+        wishes.outputs,
+        [
+            ("x".to_owned(), OutputWish::Classes(3)),
+            ("y".to_owned(), OutputWish::Region(slice("s", 0, 16))),
+        ]
+    );
     for json in [
-        r#"{"inputs":[],"parameters":{"sequence_id":5}}"#,
-        r#"{"inputs":[],"parameters":{"sequence_id":"s"}}"#,
-        r#"{"inputs":[],"parameters":{"sequence_start":true}}"#,
-        r#"{"inputs":[],"outputs":[{"name":"y","parameters":{"classification":3}}]}"#,
         r#"{"inputs":[],"outputs":[{"name":"y","parameters":{"shared_memory_region":"r"}}]}"#,
-        r#"{"inputs":[{"name":"a","datatype":"FP32","shape":[1],"parameters":{"shared_memory_region":"r"}}]}"#,
+        r#"{"inputs":[],"outputs":[{"name":"y","parameters":{"shared_memory_offset":1}}]}"#,
+        r#"{"inputs":[],"outputs":[{"name":"y","parameters":{"classification":-1}}]}"#,
+        r#"{"inputs":[],"outputs":[{"name":"y","parameters":
+            {"classification":1,"shared_memory_region":"r","shared_memory_byte_size":1}}]}"#,
+        r#"{"inputs":[{"name":"a","datatype":"FP32","shape":[1],"data":[1],"parameters":
+            {"shared_memory_region":"r","shared_memory_byte_size":4}}]}"#,
+        r#"{"inputs":[{"name":"a","datatype":"FP32","shape":[1],"parameters":
+            {"shared_memory_region":"r","shared_memory_byte_size":-4}}]}"#,
     ] {
         let error = parse_json(json).expect_err(json);
-        assert_eq!(error.code(), ErrorCode::Unsupported, "{json}: {error}");
+        assert_eq!(error.code(), ErrorCode::InvalidRequest, "{json}: {error}");
     }
 }
 
@@ -288,6 +332,8 @@ fn spec(inputs: &[(DataType, &[i64])], max_batch_size: u32) -> ModelSpec {
         outputs: vec![],
         max_batch_size,
         batching: None,
+        sequence: None,
+        ragged: None,
         runs_rows_together: false,
         concurrency: 1,
         session: SessionSpec {
@@ -298,6 +344,7 @@ fn spec(inputs: &[(DataType, &[i64])], max_batch_size: u32) -> ModelSpec {
         lifecycle: LifecycleSpec::default(),
         decoupled: false,
         model_filename: "model.onnx".to_owned(),
+        labels: BTreeMap::new(),
         warnings: vec![],
     }
 }

@@ -1,0 +1,228 @@
+//! The dashboard and the alerts ask for what a server really exports.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::repository::{Model, TestRepository};
+use crate::server::{TestServer, eventually};
+use crate::wire::{self, add_sub};
+
+/// What Prometheus itself adds to every series, and what functions make.
+const OUTSIDE: [&str; 2] = ["instance", "job"];
+const NOT_OURS: [&str; 1] = ["up"];
+
+const WORDS: [&str; 11] = [
+    "by",
+    "without",
+    "on",
+    "ignoring",
+    "group_left",
+    "group_right",
+    "and",
+    "or",
+    "unless",
+    "bool",
+    "offset",
+];
+
+/// The metrics of a query and the labels that are asked of each. Labels in a grouping are asked of
+/// every metric of the query that could have them.
+#[derive(Debug, Default)]
+struct Asked {
+    metrics: BTreeMap<String, BTreeSet<String>>,
+    grouped: BTreeSet<String>,
+}
+
+/// Whether what follows a word makes it a function: its arguments, or how they are grouped.
+fn is_call(next: &str) -> bool {
+    next.starts_with(['(']) || next.starts_with("by ") || next.starts_with("without ")
+}
+
+fn is_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_' || c == ':'
+}
+
+/// Reads as much of PromQL as queries here are made of.
+fn read(query: &str) -> Result<Asked> {
+    let mut asked = Asked::default();
+    let mut rest = query;
+    let mut latest = String::new();
+    while let Some(first) = rest.chars().next() {
+        if first == '[' {
+            rest = rest.split_once(']').context("a range without an end")?.1;
+        } else if first == '{' {
+            let (labels, after) = rest[1..]
+                .split_once('}')
+                .context("a selector without an end")?;
+            for label in labels.split(',').filter(|label| !label.trim().is_empty()) {
+                let name: String = label.trim().chars().take_while(|&c| is_word(c)).collect();
+                asked
+                    .metrics
+                    .entry(latest.clone())
+                    .or_default()
+                    .insert(name);
+            }
+            rest = after;
+        } else if first.is_ascii_alphabetic() || first == '_' {
+            let end = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+            let (word, after) = rest.split_at(end);
+            let next = after.trim_start();
+            rest = after;
+            if matches!(word, "by" | "without" | "on" | "ignoring") {
+                let list = next
+                    .strip_prefix('(')
+                    .context("a grouping without labels")?;
+                let (labels, after) = list.split_once(')').context("a grouping without an end")?;
+                asked
+                    .grouped
+                    .extend(labels.split(',').map(|label| label.trim().to_owned()));
+                rest = after;
+            } else if !is_call(next) && !WORDS.contains(&word) {
+                latest = word.to_owned();
+                asked.metrics.entry(latest.clone()).or_default();
+                // By its selector only.
+                if !next.starts_with('{') {
+                    latest.clear();
+                }
+            }
+        } else {
+            let number = first.is_ascii_digit();
+            let skip = |c: char| number && (c.is_ascii_alphanumeric() || matches!(c, '.' | '-'));
+            let end = rest[1..]
+                .find(|c| !skip(c))
+                .map_or(rest.len(), |end| end + 1);
+            rest = &rest[end.max(first.len_utf8())..];
+        }
+    }
+    Ok(asked)
+}
+
+fn configs() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs")
+}
+
+fn queries() -> Result<Vec<(String, String)>> {
+    fn walk(value: &Value, found: &mut Vec<(String, String)>) {
+        match value {
+            Value::Object(fields) => {
+                if let Some(query) = fields.get("expr").and_then(Value::as_str) {
+                    found.push(("the dashboard".to_owned(), query.to_owned()));
+                }
+                fields.values().for_each(|value| walk(value, found));
+            }
+            Value::Array(values) => values.iter().for_each(|value| walk(value, found)),
+            _ => {}
+        }
+    }
+    let mut found = Vec::new();
+    let dashboard: Value =
+        serde_json::from_slice(&fs::read(configs().join("grafana/dormouse.json"))?)?;
+    walk(&dashboard, &mut found);
+    let panels = found.len();
+    ensure!(panels >= 30, "{panels} queries in the dashboard");
+    for variable in dashboard["templating"]["list"]
+        .as_array()
+        .context("a list")?
+    {
+        if let Some(definition) = variable["definition"].as_str() {
+            let inside = definition
+                .strip_prefix("label_values(")
+                .and_then(|rest| rest.strip_suffix(')'));
+            let (metric, label) = inside
+                .and_then(|inside| inside.split_once(", "))
+                .with_context(|| format!("label_values(metric, label), not {definition}"))?;
+            let query = format!("sum by ({label}) ({metric})");
+            found.push(("a variable of the dashboard".to_owned(), query));
+        }
+    }
+    let rules = fs::read_to_string(configs().join("prometheus/dormouse.rules.yml"))?;
+    let mut alert = "";
+    for line in rules.lines() {
+        if let Some(name) = line.trim().strip_prefix("- alert: ") {
+            alert = name;
+        }
+        if let Some(query) = line.trim().strip_prefix("expr: ") {
+            found.push((format!("alert {alert}"), query.to_owned()));
+        }
+    }
+    ensure!(found.len() >= panels + 10, "too few alerts");
+    Ok(found)
+}
+
+/// The metrics on a page and the labels of each.
+fn exported(text: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let end = line.find(|c| !is_word(c)).unwrap_or(line.len());
+        let (name, rest) = line.split_at(end);
+        let labels = found.entry(name.to_owned()).or_default();
+        if let Some((inside, _)) = rest
+            .strip_prefix('{')
+            .and_then(|rest| rest.rsplit_once('}'))
+        {
+            let names = inside.split(',').filter_map(|label| label.split_once('='));
+            labels.extend(names.map(|(name, _)| name.to_owned()));
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn dashboard_and_alerts_ask_for_what_is_exported() -> Result<()> {
+    let repository = TestRepository::new()?;
+    repository.add("simple", Model::new("add_sub"))?;
+    let server = TestServer::over(&repository).start().await?;
+    let client = server.grpc().await?;
+    wire::infer(&client, add_sub("simple", 2, 1)).await?;
+    // Told once a second.
+    eventually("the memory of models is told", || async {
+        Ok(server.metric("dormouse_models_memory_bytes", &[]).await? > 0.0)
+    })
+    .await?;
+    let exported = exported(&server.metrics_text().await?);
+    for (place, query) in queries()? {
+        let asked = read(&query).with_context(|| format!("{place}: {query}"))?;
+        ensure!(
+            !asked.metrics.is_empty(),
+            "{place} asks for nothing: {query}"
+        );
+        let mut known: BTreeSet<&str> = OUTSIDE.into_iter().collect();
+        for (metric, labels) in &asked.metrics {
+            if NOT_OURS.contains(&metric.as_str()) {
+                continue;
+            }
+            let found = exported
+                .get(metric)
+                .with_context(|| format!("{place}: nothing exports {metric}: {query}"))?;
+            known.extend(found.iter().map(String::as_str));
+            for label in labels {
+                let known = found.contains(label) || OUTSIDE.contains(&label.as_str());
+                ensure!(known, "{place}: {metric} has no label {label}: {query}");
+            }
+        }
+        for label in &asked.grouped {
+            ensure!(
+                known.contains(label.as_str()),
+                "{place}: no {label} in {query}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn queries_are_read_well_enough_to_find_what_is_wrong() -> Result<()> {
+    let asked = read(
+        r#"histogram_quantile(0.99, sum by (le, model) (rate(a_bucket{x=~"$y",phase="p"}[5m]))) / clamp_min(b, 1e-9) > 2"#,
+    )?;
+    let metrics: Vec<_> = asked.metrics.keys().map(String::as_str).collect();
+    ensure!(metrics == ["a_bucket", "b"], "{metrics:?}");
+    ensure!(asked.metrics["a_bucket"].contains("phase"));
+    ensure!(asked.metrics["a_bucket"].contains("x"));
+    ensure!(asked.grouped.contains("model"));
+    Ok(())
+}
