@@ -1,11 +1,12 @@
 //! Settings of a client.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue, MetadataMap};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::client::{Client, Settings};
 use crate::error::ClientError;
@@ -42,7 +43,20 @@ pub struct ClientBuilder {
     max_message_size: usize,
     retry: RetryPolicy,
     gzip: bool,
-    metadata: Vec<(String, String)>,
+    metadata: Vec<(String, Hidden)>,
+    token: Option<Hidden>,
+    ca: Option<Vec<u8>>,
+    identity: Option<(Vec<u8>, Hidden)>,
+}
+
+/// A value that may be a secret, and is not shown.
+#[derive(Clone)]
+struct Hidden(String);
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
 }
 
 impl ClientBuilder {
@@ -55,6 +69,9 @@ impl ClientBuilder {
             retry: RetryPolicy::default(),
             gzip: false,
             metadata: Vec::new(),
+            token: None,
+            ca: None,
+            identity: None,
         }
     }
 
@@ -96,7 +113,25 @@ impl ClientBuilder {
 
     /// Sends this metadata with every call.
     pub fn metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
-        self.metadata.push((key.into(), value.into()));
+        self.metadata.push((key.into(), Hidden(value.into())));
+        self
+    }
+
+    /// Sends this bearer token with every call.
+    pub fn token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(Hidden(token.into()));
+        self
+    }
+
+    /// Speaks TLS and trusts the authorities in this PEM instead of the public ones.
+    pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.ca = Some(pem.into());
+        self
+    }
+
+    /// Shows this certificate (PEM) with its private key (PEM) to servers that ask for one.
+    pub fn tls_identity(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<String>) -> Self {
+        self.identity = Some((certificate.into(), Hidden(key.into())));
         self
     }
 
@@ -125,16 +160,22 @@ impl ClientBuilder {
             value: self.url.clone(),
             reason,
         };
-        let url = match self.url.split_once("://") {
-            None => format!("http://{}", self.url),
-            Some(("http", _)) => self.url.clone(),
-            Some(("grpc", rest)) => format!("http://{rest}"),
+        let wants_tls = self.ca.is_some() || self.identity.is_some();
+        let (is_encrypted, rest) = match self.url.split_once("://") {
+            None => (wants_tls, self.url.as_str()),
+            Some(("http" | "grpc", _)) if wants_tls => {
+                let reason = "certificates were given for it, and only https:// uses them";
+                return Err(invalid(reason.to_owned()));
+            }
+            Some(("http" | "grpc", rest)) => (false, rest),
+            Some(("https" | "grpcs", rest)) => (true, rest),
             Some((scheme, _)) => {
-                let reason =
-                    format!("{scheme:?} is not spoken here, only http:// (plain-text gRPC)");
+                let reason = format!("{scheme:?} is not spoken here, only http:// and https://");
                 return Err(invalid(reason));
             }
         };
+        let scheme = if is_encrypted { "https" } else { "http" };
+        let url = format!("{scheme}://{rest}");
         let endpoint = Endpoint::from_shared(url.clone())
             .map_err(|error| invalid(format!("{error}; expected http://HOST:PORT")))?
             .connect_timeout(self.connect_timeout)
@@ -142,6 +183,23 @@ impl ClientBuilder {
             .initial_connection_window_size(CONNECTION_WINDOW)
             // Not HTTP/2 pings: gRPC servers hang up on clients that ping through a long silence.
             .tcp_keepalive(Some(Duration::from_secs(60)));
+        if !is_encrypted {
+            return Ok((endpoint, url));
+        }
+        let tls = match &self.ca {
+            Some(pem) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)),
+            None => ClientTlsConfig::new().with_webpki_roots(),
+        };
+        let tls = match &self.identity {
+            Some((certificate, key)) => tls.identity(Identity::from_pem(certificate, &key.0)),
+            None => tls,
+        };
+        let endpoint = endpoint
+            .tls_config(tls)
+            .map_err(|error| ClientError::Connect {
+                url: url.clone(),
+                source: error.into(),
+            })?;
         Ok((endpoint, url))
     }
 
@@ -155,9 +213,21 @@ impl ClientBuilder {
             };
             let name = AsciiMetadataKey::from_bytes(key.as_bytes())
                 .map_err(|error| invalid("metadata key", key, error.to_string()))?;
-            let value = AsciiMetadataValue::try_from(value.as_str())
-                .map_err(|error| invalid("metadata value", value, error.to_string()))?;
+            let mut value = AsciiMetadataValue::try_from(value.0.as_str())
+                .map_err(|error| invalid("metadata value of", key, error.to_string()))?;
+            value.set_sensitive(true);
             metadata.append(name, value);
+        }
+        if let Some(Hidden(token)) = &self.token {
+            let value = format!("Bearer {token}");
+            let mut value =
+                AsciiMetadataValue::try_from(value).map_err(|error| ClientError::Setting {
+                    setting: "token",
+                    value: "…".to_owned(),
+                    reason: error.to_string(),
+                })?;
+            value.set_sensitive(true);
+            metadata.insert("authorization", value);
         }
         let mut stub = GrpcInferenceServiceClient::new(channel)
             .max_decoding_message_size(self.max_message_size)
@@ -202,9 +272,39 @@ mod tests {
     }
 
     #[test]
+    fn https_is_spoken_where_it_is_asked_for() {
+        for url in ["https://localhost:8001", "grpcs://localhost:8001"] {
+            assert_eq!(resolved(url).as_deref(), Ok("https://localhost:8001"));
+        }
+        let builder = ClientBuilder::new("http://localhost:8001".to_owned()).tls_ca("");
+        let error = builder.endpoint().unwrap_err().to_string();
+        assert!(error.contains("only https:// uses them"), "{error}");
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let builder = Client::builder("localhost:1")
+            .metadata("x-key", "t0ps3cret")
+            .token("t0ps3cret")
+            .tls_identity("", "t0ps3cret");
+        let shown = format!("{builder:?}");
+        assert!(!shown.contains("t0ps3cret"), "{shown}");
+    }
+
+    #[tokio::test]
+    async fn a_client_does_not_show_its_token() {
+        let builder = Client::builder("localhost:1").token("t0ps3cret");
+        let client = builder.connect_lazy().unwrap();
+        assert!(!format!("{client:?}").contains("t0ps3cret"));
+        let builder = Client::builder("localhost:1").token("t0ps3cret\n");
+        let error = builder.connect_lazy().unwrap_err().to_string();
+        assert!(error.starts_with("invalid token") && !error.contains("t0ps3cret"));
+    }
+
+    #[test]
     fn what_is_no_address_is_named() {
-        let error = resolved("https://localhost:8001").unwrap_err();
-        assert!(error.contains("\"https\" is not spoken here"), "{error}");
+        let error = resolved("ftp://localhost:8001").unwrap_err();
+        assert!(error.contains("\"ftp\" is not spoken here"), "{error}");
         let error = resolved("http://").unwrap_err();
         assert!(error.contains("expected http://HOST:PORT"), "{error}");
     }
