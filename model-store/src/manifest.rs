@@ -2,7 +2,6 @@
 //! each lies and what part it plays in memory. Made from the graph's own words, without its weights.
 
 mod build;
-mod canonical;
 mod digest;
 mod element;
 #[cfg(test)]
@@ -14,7 +13,6 @@ use crate::repository::FileIdentity;
 use crate::store::Digest;
 
 pub(crate) use build::Parts;
-pub use digest::{Digests, MemoryDigests, hash_file, is_settled};
 pub use element::ElementType;
 
 /// A version's files and tensors and the memory they need.

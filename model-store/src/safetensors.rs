@@ -40,7 +40,7 @@ pub enum SafetensorsError {
     NotAnObject,
     #[error("its header is not valid UTF-8 at byte {offset}")]
     NotUtf8 { offset: usize },
-    #[error("its header cannot be understood: {0}")]
+    #[error("its header cannot be understood: {}", told(.0))]
     Header(serde_json::Error),
     #[error("tensor {tensor} has {rank} dimensions, at most {MAX_DIMENSIONS} are allowed")]
     TooManyDimensions { tensor: String, rank: usize },
@@ -233,6 +233,28 @@ impl<'de> Visitor<'de> for Entries {
         }
         Ok(entries)
     }
+}
+
+/// A complaint about JSON, which may repeat anything that stands there, as part of a line.
+pub(crate) fn told(error: &serde_json::Error) -> String {
+    const LONGEST: usize = 300;
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let (what, place) = match text.strip_suffix(&place) {
+        Some(what) => (what, &*place),
+        None => (&*text, ""),
+    };
+    let mut told = String::new();
+    for character in what.chars().take(LONGEST) {
+        match character.is_control() {
+            true => told.extend(character.escape_default()),
+            false => told.push(character),
+        }
+    }
+    if what.chars().nth(LONGEST).is_some() {
+        told.push('…');
+    }
+    told + place
 }
 
 fn read_exact(source: &dyn ReadAt, buffer: &mut [u8], offset: u64) -> Result<(), SafetensorsError> {

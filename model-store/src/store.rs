@@ -20,6 +20,7 @@ mod draft;
 mod entry;
 mod error;
 mod facts;
+mod heads;
 mod key;
 mod lock;
 mod manifest;
@@ -55,6 +56,7 @@ pub use verify::{Damage, VerifyReport};
 
 use entry::{Broken, EntryFolder, FACTS};
 use error::At;
+use heads::Heads;
 use packs::Packs;
 use record::Unreadable;
 
@@ -79,6 +81,7 @@ pub struct Store {
     access: Access,
     packs: Packs,
     sources: DigestCache,
+    heads: Heads,
     /// Models that were dropped because they could not be used.
     dropped: AtomicU64,
 }
@@ -125,6 +128,7 @@ impl Store {
         let store = Self {
             packs: Packs::new(root.join("packs"), tmp.clone()),
             sources: DigestCache::new(root.join("sources"), tmp),
+            heads: Heads::default(),
             config,
             root,
             access,

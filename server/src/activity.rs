@@ -148,22 +148,12 @@ impl Activity {
     }
 
     /// A request reached the server; it is under way until the guard is dropped.
-    pub fn begin(&self) -> UnderWay<'_> {
-        self.traffic.begin(self.clock.now());
+    pub fn begin(&self, now: Timestamp) -> UnderWay<'_> {
+        self.traffic.begin(now);
         self.tell_watchers();
         UnderWay {
             activity: self,
-            traffic: &self.traffic,
-        }
-    }
-
-    /// The request goes to a model with this traffic.
-    pub fn begin_at<'a>(&'a self, traffic: &'a Traffic) -> UnderWay<'a> {
-        traffic.begin(self.clock.now());
-        self.tell_watchers();
-        UnderWay {
-            activity: self,
-            traffic,
+            model: None,
         }
     }
 
@@ -244,12 +234,26 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct UnderWay<'a> {
     activity: &'a Activity,
-    traffic: &'a Traffic,
+    model: Option<&'a Traffic>,
+}
+
+impl<'a> UnderWay<'a> {
+    /// The request goes to a model with this traffic.
+    pub fn goes_to(mut self, traffic: &'a Traffic, now: Timestamp) -> Self {
+        traffic.begin(now);
+        self.activity.tell_watchers();
+        self.model = Some(traffic);
+        self
+    }
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.traffic.end(self.activity.clock.now());
+        let now = self.activity.clock.now();
+        if let Some(model) = self.model {
+            model.end(now);
+        }
+        self.activity.traffic.end(now);
     }
 }
 

@@ -190,15 +190,21 @@ impl Server {
 
     async fn listen(&mut self, sockets: Sockets) -> Result<(), StartError> {
         let limits = &self.config.limits;
-        let options = |name, queue_survives| {
-            let defaults = ListenOptions::new(name);
-            // The default already leaves half of the file descriptors for everything else.
-            let max_connections = defaults.max_connections.min(limits.max_connections);
-            ListenOptions {
-                max_connections,
-                queue_survives,
-                ..defaults
-            }
+        let clients = &limits.clients;
+        let max_connections = |parts| listen::descriptors(parts).min(limits.max_connections);
+        let options = |name, queue_survives| ListenOptions {
+            max_connections: max_connections(match name {
+                "http" => INFERENCE_SHARE,
+                _ => SIDE_SHARE,
+            }),
+            queue_survives,
+            header_timeout: clients.header_timeout,
+            idle_timeout: clients.idle_timeout,
+            max_headers: clients.max_headers,
+            max_header_bytes: clients.max_header_size.0 as usize,
+            max_header_list: clients.max_header_list.0 as u32,
+            max_concurrent_streams: clients.max_streams,
+            ..ListenOptions::new(name)
         };
         let http_survives = sockets.http.is_some();
         let grpc_survives = sockets.grpc.is_some();
@@ -215,11 +221,19 @@ impl Server {
         let http_limits = HttpLimits {
             max_input_size: limits.http_max_input.0,
             page: self.config.page,
-            ..HttpLimits::default()
+            body_progress_timeout: clients.body_timeout,
+            max_chunks: clients.max_chunks,
+            request: clients.request,
         };
         let grpc_options = GrpcOptions {
             max_message_size: limits.grpc_max_message.0 as usize,
-            max_connections: limits.max_connections,
+            max_connections: max_connections(INFERENCE_SHARE),
+            max_concurrent_streams: clients.max_streams,
+            max_header_list: clients.max_header_list.0 as u32,
+            header_timeout: clients.header_timeout,
+            body_patience: clients.body_timeout,
+            max_connection_age: clients.max_connection_age,
+            request: clients.request,
             compress_responses: self.config.grpc_response_compression,
             idle_after: self.config.idle_after,
             queue_survives: grpc_survives,
@@ -470,6 +484,11 @@ impl Server {
         in_time
     }
 }
+
+/// The part of the file descriptors that connections of HTTP, and those of gRPC, may take.
+const INFERENCE_SHARE: u64 = 4;
+/// The part that connections for metrics, and those for management, may take.
+const SIDE_SHARE: u64 = 16;
 
 /// How often models that are missing for readiness are looked for.
 const READINESS_INTERVAL: Duration = Duration::from_millis(500);

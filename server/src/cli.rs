@@ -25,7 +25,7 @@ use clap::{Parser, Subcommand};
 use crate::activation::Activation;
 use crate::config::Config;
 use crate::isolation::inside::WorkerArgs;
-use crate::{app, assets, memory, runtime_library, shutdown, telemetry};
+use crate::{app, assets, memory, process, runtime_library, shutdown, telemetry};
 use client_commands::ClientCommand;
 use demo::{DemoArgs, DemoParts};
 use inspect::InspectArgs;
@@ -197,6 +197,7 @@ async fn serve(
         tracing::warn!(flag, "flag has no meaning here and is ignored");
     }
     shutdown::outlive_file_limit()?;
+    process::use_all_descriptors();
     let finished = app::run(config, activation, shutdown::requested()?).await?;
     Ok(u8::from(!finished))
 }

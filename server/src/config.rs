@@ -8,6 +8,7 @@ pub(crate) mod guard;
 pub(crate) mod isolation;
 #[cfg(test)]
 pub(crate) mod keys;
+mod limits;
 pub(crate) mod remote;
 pub(crate) mod tracing;
 pub(crate) mod wake;
@@ -25,6 +26,7 @@ use crate::guard::GuardConfig;
 pub use extensions::ExtensionsConfig;
 pub use file::{FileConfig, MemoryBudgetSetting, parse_span};
 pub use isolation::{IsolationConfig, IsolationMode, IsolationRule, Pattern};
+pub use limits::ClientLimits;
 pub use remote::RemoteConfig;
 pub use tracing::{OtlpProtocol, TracingConfig};
 pub use wake::WakeConfig;
@@ -90,6 +92,7 @@ pub struct Limits {
     pub max_bytes_in_flight: ByteSize,
     pub max_connections: usize,
     pub max_concurrent_runs: usize,
+    pub clients: ClientLimits,
 }
 
 /// Everything a server needs to know to start.
@@ -315,6 +318,7 @@ impl Config {
                 .limits
                 .max_concurrent_runs
                 .unwrap_or(defaults.max_concurrent_runs),
+            clients: ClientLimits::join(&file.limits)?,
         };
         if !(1..=MAX_CONCURRENT_RUNS).contains(&limits.max_concurrent_runs) {
             return Err(invalid(
@@ -432,6 +436,7 @@ impl Default for Limits {
             max_bytes_in_flight: ByteSize::gib(4),
             max_connections: 10_000,
             max_concurrent_runs: 64,
+            clients: ClientLimits::default(),
         }
     }
 }

@@ -70,6 +70,9 @@ pub struct LostWorker {
     pub worker: u64,
     /// What became of it.
     pub reason: Arc<str>,
+    /// Whether that was its own doing, and so may be its model's; not when somebody killed it, or
+    /// the system for want of memory.
+    pub by_itself: bool,
 }
 
 /// One input or output of a session, in the graph's order.
@@ -176,9 +179,9 @@ pub trait Session: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Whether the session is gone with the process that had it.
-    fn is_lost(&self) -> bool {
-        false
+    /// The process that had the session and is gone, and the session with it.
+    fn lost(&self) -> Option<LostWorker> {
+        None
     }
 
     /// Whether another process runs it: a run may then end, or hang, as that process does.

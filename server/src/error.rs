@@ -24,8 +24,9 @@ impl ServeError {
         }
     }
 
+    /// A refusal of a request. It may repeat what the request says, and of that not too much.
     pub fn invalid(message: impl Into<String>) -> Self {
-        Self::new(ErrorCode::InvalidRequest, message)
+        Self::new(ErrorCode::InvalidRequest, shorten(message.into()))
     }
 
     pub fn not_found(message: impl Into<String>) -> Self {
@@ -59,5 +60,29 @@ impl ServeError {
 
     pub fn retry_hint(&self) -> Option<Duration> {
         self.retry_after
+    }
+}
+
+/// Longer messages are cut: a status travels in headers, which clients bound to 8 KiB.
+pub(crate) const MAX_MESSAGE: usize = 2048;
+
+/// Cuts a message to what fits into headers, between characters.
+pub(crate) fn shorten(mut message: String) -> String {
+    if message.len() > MAX_MESSAGE {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+        message.push('…');
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_repeats_little_of_a_long_request() {
+        let error = ServeError::invalid("é".repeat(3000));
+        assert!(error.message().len() <= MAX_MESSAGE + '…'.len_utf8());
+        assert!(error.message().ends_with("é…"));
     }
 }

@@ -2,10 +2,9 @@
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use dormouse_core::code::ErrorCode;
 use dormouse_core::dispatch::RunSlots;
 use dormouse_core::id::ByteSize;
 use dormouse_model_store::spec::KeepAliveSpec;
@@ -19,6 +18,7 @@ use crate::engine::Engine;
 use crate::error::ServeError;
 use crate::events::Events;
 use crate::isolation::Isolation;
+use crate::limits::Limit;
 use crate::metrics::Metrics;
 use crate::spans::Tracer;
 use crate::unit::Unit;
@@ -84,6 +84,8 @@ impl Hash for UnitKey {
 pub struct InFlight {
     limit: u64,
     used: AtomicU64,
+    /// The process is about to run out of memory: nothing more is taken on.
+    is_short: AtomicBool,
 }
 
 /// A request's share of [`InFlight`], given back on drop.
@@ -98,7 +100,13 @@ impl InFlight {
         Arc::new(Self {
             limit: limit.0,
             used: AtomicU64::new(0),
+            is_short: AtomicBool::new(false),
         })
+    }
+
+    /// Says whether the process is about to run out of memory.
+    pub fn set_short(&self, is_short: bool) {
+        self.is_short.store(is_short, Ordering::Relaxed);
     }
 
     pub fn used(&self) -> u64 {
@@ -106,6 +114,9 @@ impl InFlight {
     }
 
     pub fn reserve(self: &Arc<Self>, bytes: u64) -> Result<InFlightBytes, ServeError> {
+        if self.is_short.load(Ordering::Relaxed) {
+            return Err(out_of_memory());
+        }
         let before = self.used.fetch_add(bytes, Ordering::Relaxed);
         // The reservation exists from here on, so that the refusal below gives it back.
         let reserved = InFlightBytes {
@@ -113,18 +124,21 @@ impl InFlight {
             bytes,
         };
         if before.saturating_add(bytes) > self.limit {
-            return Err(ServeError::new(
-                ErrorCode::Overloaded,
-                format!(
-                    "requests of {} are being served already; {} more would exceed the limit of {} (max_request_bytes_in_flight)",
-                    ByteSize(before),
-                    ByteSize(bytes),
-                    ByteSize(self.limit)
-                ),
-            )
-            .retry_after(Duration::from_secs(1)));
+            return Err(self.exceeded(before, bytes));
         }
         Ok(reserved)
+    }
+
+    #[cold]
+    fn exceeded(&self, before: u64, bytes: u64) -> ServeError {
+        Limit::BytesInFlight
+            .overload(format!(
+                "requests of {} are being served already; {} more would exceed the limit of {} (max_request_bytes_in_flight)",
+                ByteSize(before),
+                ByteSize(bytes),
+                ByteSize(self.limit)
+            ))
+            .retry_after(Duration::from_secs(1))
     }
 }
 
@@ -140,8 +154,100 @@ impl InFlight {
     }
 }
 
+#[cold]
+fn out_of_memory() -> ServeError {
+    Limit::Memory
+        .overload("the server is about to run out of memory")
+        .retry_after(Duration::from_secs(1))
+}
+
+/// The bytes of one request that is still being received. Small ones are not worth counting.
+#[derive(Debug, Default)]
+pub struct Receiving {
+    budget: Option<Arc<InFlight>>,
+    held: Option<InFlightBytes>,
+}
+
+impl Receiving {
+    /// Below this nothing is counted.
+    const SMALL: u64 = 256 << 10;
+    /// What is counted at a time.
+    const STEP: u64 = 1 << 20;
+
+    pub fn new(budget: Option<&Arc<InFlight>>) -> Self {
+        Self {
+            budget: budget.cloned(),
+            held: None,
+        }
+    }
+
+    /// Counts `bytes`, instead of those counted before, or refuses them.
+    #[inline]
+    pub fn hold(&mut self, bytes: usize) -> Result<(), ServeError> {
+        let bytes = bytes as u64;
+        match &self.held {
+            None if bytes <= Self::SMALL => Ok(()),
+            Some(held) if bytes <= held.bytes && bytes > Self::SMALL => Ok(()),
+            _ => self.change(bytes),
+        }
+    }
+
+    #[cold]
+    fn change(&mut self, bytes: u64) -> Result<(), ServeError> {
+        let Some(budget) = &self.budget else {
+            return Ok(());
+        };
+        // What was held is given back first, and is part of what is asked for.
+        self.held = None;
+        if bytes > Self::SMALL {
+            self.held = Some(budget.reserve(bytes.next_multiple_of(Self::STEP))?);
+        }
+        Ok(())
+    }
+}
+
 impl Drop for InFlightBytes {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dormouse_core::code::ErrorCode;
+
+    use super::*;
+
+    #[test]
+    fn what_is_received_counts_once_it_is_large_and_until_it_is_there() {
+        let budget = InFlight::new(ByteSize::mib(4));
+        let mut receiving = Receiving::new(Some(&budget));
+        receiving.hold(200 << 10).unwrap();
+        assert_eq!(budget.used(), 0);
+        receiving.hold(300 << 10).unwrap();
+        assert_eq!(budget.used(), 1 << 20);
+        receiving.hold((3 << 20) + 1).unwrap();
+        assert_eq!(budget.used(), 4 << 20);
+        let mut other = Receiving::new(Some(&budget));
+        let error = other.hold(1 << 20).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Overloaded);
+        receiving.hold(0).unwrap();
+        assert_eq!(budget.used(), 0);
+        other.hold(1 << 20).unwrap();
+        drop(other);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn nothing_is_taken_on_while_memory_is_almost_used_up() {
+        let budget = InFlight::new(ByteSize::mib(4));
+        budget.set_short(true);
+        let before = Limit::Memory.refusals();
+        let error = budget.reserve(1).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Overloaded);
+        assert!(error.retry_hint().is_some());
+        assert!(Limit::Memory.refusals() > before);
+        budget.set_short(false);
+        budget.reserve(1).unwrap();
     }
 }

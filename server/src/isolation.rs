@@ -11,6 +11,8 @@ pub mod inside;
 mod log;
 mod messages;
 mod nursery;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod pieces;
 mod segment;
 mod session;
 mod socket;

@@ -15,9 +15,13 @@ pub mod error;
 pub mod events;
 pub mod extensions;
 pub mod frontend;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod guard;
 pub mod host;
 pub mod isolation;
+pub mod limits;
 pub mod log_settings;
 pub mod memory;
 pub mod metrics;

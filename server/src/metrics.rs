@@ -1,9 +1,15 @@
-//! Every metric the server exports, each declared once with its help text.
+//! Every metric the server exports; what each of them means is in `help`.
 //!
 //! Triton's names (`nv_*`) stand beside Dormouse's own (`dormouse_*`). A model's series come into
 //! being with its first request or load: ten thousand sleeping models export nothing.
 
+mod help;
+mod histogram;
+mod host;
+mod limits;
 mod repository;
+mod sequences;
+mod unit;
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,45 +17,47 @@ use std::time::Duration;
 
 use dormouse_core::budget::Usage;
 use dormouse_core::id::ModelId;
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, Unit};
+use metrics::{Counter, Gauge, Key, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::{
     BuildError, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
 
+use self::host::HostSample;
+use self::unit::Units;
+pub use self::unit::{FailureReason, Phase, UnitMetrics};
 use crate::engine::onnx::allocator;
 use crate::isolation::Cause;
 use crate::memory;
 use crate::residency::Evictions;
 
+pub use self::sequences::SequenceMeter;
+
 const METADATA: Metadata<'static> = Metadata::new("dormouse", Level::INFO, None);
 
 /// From a tenth of a millisecond to a minute, for latencies and load stages.
-const SECONDS_BUCKETS: &[f64] = &[
-    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
-    5.0, 10.0, 30.0, 60.0,
+const NANOS: &[u64] = &[
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+    250_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_500_000_000,
+    5_000_000_000,
+    10_000_000_000,
+    30_000_000_000,
+    60_000_000_000,
 ];
 
-/// Why a request failed, in Triton's words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FailureReason {
-    Rejected,
-    Canceled,
-    Backend,
-    Other,
-}
-
-impl FailureReason {
-    const ALL: [Self; 4] = [Self::Rejected, Self::Canceled, Self::Backend, Self::Other];
-
-    const fn label(self) -> &'static str {
-        match self {
-            Self::Rejected => "REJECTED",
-            Self::Canceled => "CANCELED",
-            Self::Backend => "BACKEND",
-            Self::Other => "OTHER",
-        }
-    }
-}
+/// Nanoseconds in one.
+const SECONDS: f64 = 1e9;
 
 /// How the delivery of a webhook's message ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,42 +84,14 @@ impl WebhookResult {
     }
 }
 
-/// The phases of a request that have a latency histogram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    Request,
-    Queue,
-    ComputeInput,
-    ComputeInfer,
-    ComputeOutput,
-}
-
-impl Phase {
-    const ALL: [Self; 5] = [
-        Self::Request,
-        Self::Queue,
-        Self::ComputeInput,
-        Self::ComputeInfer,
-        Self::ComputeOutput,
-    ];
-
-    const fn label(self) -> &'static str {
-        match self {
-            Self::Request => "request",
-            Self::Queue => "queue",
-            Self::ComputeInput => "compute_input",
-            Self::ComputeInfer => "compute_infer",
-            Self::ComputeOutput => "compute_output",
-        }
-    }
-}
-
 /// The server's registry of metrics. Cheap to clone.
 #[derive(Clone)]
 pub struct Metrics {
     recorder: Arc<PrometheusRecorder>,
     handle: PrometheusHandle,
     server: ServerMetrics,
+    limits: limits::Refusals,
+    units: Arc<Units>,
 }
 
 /// Metrics of the whole process.
@@ -167,26 +147,6 @@ impl WorkerMetrics {
     }
 }
 
-/// One model version's metrics.
-#[derive(Debug)]
-pub struct UnitMetrics {
-    pub success: Counter,
-    failures: [Counter; 4],
-    pub inferences: Counter,
-    pub executions: Counter,
-    pub pending: Gauge,
-    duration_us: [Counter; 5],
-    latency: [Histogram; 5],
-    pub batch_rows: Histogram,
-    pub load_seconds: Gauge,
-    pub loads: Counter,
-    pub load_failures: Counter,
-    pub closes: Counter,
-    pub parks: Counter,
-    pub upgrades: Counter,
-    pub cold_requests: Counter,
-}
-
 impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Metrics").finish_non_exhaustive()
@@ -195,15 +155,14 @@ impl fmt::Debug for Metrics {
 
 impl Metrics {
     pub fn new() -> Result<Self, BuildError> {
+        let buckets: Vec<f64> = NANOS.iter().map(|&nanos| nanos as f64 / SECONDS).collect();
         let recorder = PrometheusBuilder::new()
-            .set_buckets_for_metric(
-                metrics_exporter_prometheus::Matcher::Full("dormouse_batch_rows".into()),
-                &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0],
-            )?
-            .set_buckets(SECONDS_BUCKETS)?
+            .set_buckets(&buckets)?
             .build_recorder();
-        describe(&recorder);
+        help::describe(&recorder);
         repository::describe(&recorder);
+        sequences::describe(&recorder);
+        let limits = limits::register(&recorder);
         let handle = recorder.handle();
         let gauge =
             |name: &'static str| recorder.register_gauge(&Key::from_static_name(name), &METADATA);
@@ -262,6 +221,8 @@ impl Metrics {
             recorder: Arc::new(recorder),
             handle,
             server,
+            limits,
+            units: Arc::default(),
         })
     }
 
@@ -275,56 +236,8 @@ impl Metrics {
     }
 
     /// The series of one model version.
-    pub fn unit(&self, id: &ModelId) -> UnitMetrics {
-        let labels = [
-            Label::new("model", id.name.to_string()),
-            Label::new("version", id.version.to_string()),
-        ];
-        let key = |name: &'static str, extra: Option<Label>| {
-            Key::from_parts(
-                name,
-                labels.iter().cloned().chain(extra).collect::<Vec<_>>(),
-            )
-        };
-        let counter = |name, extra| self.recorder.register_counter(&key(name, extra), &METADATA);
-        let gauge = |name| self.recorder.register_gauge(&key(name, None), &METADATA);
-        let histogram = |name, extra| {
-            self.recorder
-                .register_histogram(&key(name, extra), &METADATA)
-        };
-        UnitMetrics {
-            success: counter("nv_inference_request_success", None),
-            failures: FailureReason::ALL.map(|reason| {
-                counter(
-                    "nv_inference_request_failure",
-                    Some(Label::new("reason", reason.label())),
-                )
-            }),
-            inferences: counter("nv_inference_count", None),
-            executions: counter("nv_inference_exec_count", None),
-            pending: gauge("nv_inference_pending_request_count"),
-            duration_us: [
-                counter("nv_inference_request_duration_us", None),
-                counter("nv_inference_queue_duration_us", None),
-                counter("nv_inference_compute_input_duration_us", None),
-                counter("nv_inference_compute_infer_duration_us", None),
-                counter("nv_inference_compute_output_duration_us", None),
-            ],
-            latency: Phase::ALL.map(|phase| {
-                histogram(
-                    "dormouse_latency_seconds",
-                    Some(Label::new("phase", phase.label())),
-                )
-            }),
-            batch_rows: histogram("dormouse_batch_rows", None),
-            load_seconds: gauge("nv_model_load_duration_secs"),
-            loads: counter("dormouse_loads_total", None),
-            load_failures: counter("dormouse_load_failures_total", None),
-            closes: counter("dormouse_sleeps_total", None),
-            parks: counter("dormouse_parks_total", None),
-            upgrades: counter("dormouse_packed_sessions_total", None),
-            cold_requests: counter("dormouse_cold_requests_total", None),
-        }
+    pub fn unit(&self, id: &ModelId) -> Arc<UnitMetrics> {
+        self.units.of(id, &self.recorder)
     }
 
     /// Tells of the memory budget and of who had to go for others.
@@ -432,6 +345,7 @@ impl Metrics {
         if let Some(bytes) = memory::resident_bytes() {
             self.server.resident_bytes.set(bytes as f64);
         }
+        limits::tell(&self.limits);
         let engine = allocator::stats();
         self.server.engine_live_bytes.set(engine.live_bytes as f64);
         self.server
@@ -443,262 +357,9 @@ impl Metrics {
             self.server.cpu_memory_used.set(host.memory_used as f64);
             self.server.cpu_utilization.set(host.utilization);
         }
-        self.handle.render()
+        self.units.tell();
+        let mut text = self.handle.render();
+        self.units.write_histograms(&mut text);
+        text
     }
-}
-
-impl UnitMetrics {
-    pub fn failed(&self, reason: FailureReason) {
-        self.failures[reason as usize].increment(1);
-    }
-
-    /// Adds a phase's duration to Triton's counter and to the histogram.
-    pub fn phase(&self, phase: Phase, took: Duration) {
-        self.duration_us[phase as usize].increment(took.as_micros() as u64);
-        self.latency[phase as usize].record(took.as_secs_f64());
-    }
-}
-
-fn describe(recorder: &PrometheusRecorder) {
-    let counter = |name: &'static str, help: &'static str| {
-        recorder.describe_counter(KeyName::from_const_str(name), None, help.into());
-    };
-    let gauge = |name: &'static str, help: &'static str| {
-        recorder.describe_gauge(KeyName::from_const_str(name), None, help.into());
-    };
-    let histogram = |name: &'static str, help: &'static str| {
-        recorder.describe_histogram(
-            KeyName::from_const_str(name),
-            Some(Unit::Count),
-            help.into(),
-        );
-    };
-    gauge("dormouse_workers", "Processes that isolated models run in");
-    counter(
-        "dormouse_worker_deaths_total",
-        "Processes of isolated models that ended though nobody closed them, by cause",
-    );
-    counter(
-        "dormouse_worker_restarts_total",
-        "Isolated models that serve again after their process died",
-    );
-    gauge(
-        "dormouse_models_quarantined",
-        "Isolated models that are not started any more because they keep killing their process",
-    );
-    counter("nv_inference_request_success", "Requests answered");
-    counter(
-        "nv_inference_request_failure",
-        "Requests that got an error, by reason",
-    );
-    counter("nv_inference_count", "Rows inferred; a batch of n counts n");
-    counter(
-        "nv_inference_exec_count",
-        "Runs of the model, each of one batch",
-    );
-    gauge(
-        "nv_inference_pending_request_count",
-        "Requests that wait to be run",
-    );
-    counter(
-        "nv_inference_request_duration_us",
-        "Time from receiving requests to answering them, summed",
-    );
-    counter(
-        "nv_inference_queue_duration_us",
-        "Time requests waited to be run, summed",
-    );
-    counter(
-        "nv_inference_compute_input_duration_us",
-        "Time spent gathering inputs, summed over requests",
-    );
-    counter(
-        "nv_inference_compute_infer_duration_us",
-        "Time spent in the engine, summed over requests",
-    );
-    counter(
-        "nv_inference_compute_output_duration_us",
-        "Time spent splitting outputs, summed over requests",
-    );
-    counter(
-        "nv_cache_num_hits_per_model",
-        "Requests answered by the response cache",
-    );
-    counter(
-        "nv_cache_num_misses_per_model",
-        "Requests whose answer the response cache did not have",
-    );
-    counter(
-        "nv_cache_hit_duration_per_model",
-        "Microseconds spent finding answers in the response cache, summed",
-    );
-    counter(
-        "nv_cache_miss_duration_per_model",
-        "Microseconds spent looking for and keeping answers, summed over misses",
-    );
-    gauge(
-        "nv_model_load_duration_secs",
-        "How long the model's last load took",
-    );
-    gauge(
-        "nv_cpu_utilization",
-        "CPU use of the host since the last scrape, from 0 to 1",
-    );
-    gauge("nv_cpu_memory_total_bytes", "Memory of the host");
-    gauge(
-        "nv_cpu_memory_used_bytes",
-        "Memory of the host that is in use",
-    );
-    histogram("dormouse_latency_seconds", "Latency of a request's phases");
-    histogram("dormouse_batch_rows", "Rows per run");
-    histogram(
-        "dormouse_load_stage_seconds",
-        "Time the stages of loads took",
-    );
-    histogram(
-        "dormouse_load_overlap_seconds",
-        "Time that loads saved by doing stages side by side",
-    );
-    histogram(
-        "dormouse_cold_start_seconds",
-        "Latency of requests that found their model asleep, by what it was woken from",
-    );
-    counter(
-        "dormouse_loaded_bytes_total",
-        "Bytes that loads moved, by stage",
-    );
-    counter("dormouse_loads_total", "Loads that succeeded");
-    counter("dormouse_load_failures_total", "Loads that failed");
-    counter("dormouse_sleeps_total", "Times the model went back to zero");
-    counter(
-        "dormouse_parks_total",
-        "Times the model gave up its weights' memory and kept its session",
-    );
-    counter(
-        "dormouse_packed_sessions_total",
-        "Times a packed session took the place of the one the model woke with",
-    );
-    counter(
-        "dormouse_preparations_total",
-        "Models put into the prepared store",
-    );
-    counter(
-        "dormouse_prepared_dropped_total",
-        "Prepared models that were damaged or of no use and were dropped",
-    );
-    counter(
-        "dormouse_preparation_failures_total",
-        "Models that could not be put into the prepared store",
-    );
-    counter(
-        "dormouse_evictions_total",
-        "Idle models that gave up memory because others needed it",
-    );
-    gauge(
-        "dormouse_models_memory_bytes",
-        "Memory that models hold of the budget, by what they are doing",
-    );
-    gauge(
-        "dormouse_memory_budget_bytes",
-        "Memory that models may hold together",
-    );
-    gauge(
-        "dormouse_response_cache_bytes",
-        "Memory that kept answers take",
-    );
-    counter(
-        "dormouse_cold_requests_total",
-        "Requests that had to wait for a load",
-    );
-    gauge("dormouse_models_warm", "Model versions that have a session");
-    gauge("dormouse_loads_running", "Loads under way");
-    gauge(
-        "dormouse_request_bytes_in_flight",
-        "Bytes of requests that are queued or running",
-    );
-    counter(
-        "dormouse_memory_returned_bytes_total",
-        "Memory given back to the system after closing sessions",
-    );
-    counter(
-        "dormouse_webhook_deliveries_total",
-        "Messages of webhooks that are done with, by result",
-    );
-    counter(
-        "dormouse_events_lost_total",
-        "Lifecycle events that slow subscribers never saw",
-    );
-    counter("dormouse_spans_sent_total", "Spans that a collector took");
-    counter(
-        "dormouse_spans_dropped_total",
-        "Spans that were recorded and could not be sent",
-    );
-    gauge(
-        "dormouse_process_resident_bytes",
-        "Resident memory of the server",
-    );
-    gauge(
-        "dormouse_engine_memory_live_bytes",
-        "Memory that sessions, runs and unsent outputs hold in the engine's shared allocator",
-    );
-    gauge(
-        "dormouse_engine_memory_cached_bytes",
-        "Free memory that the engine's shared allocator keeps for the next run",
-    );
-    gauge(
-        "dormouse_engine_memory_peak_bytes",
-        "The most that was held in the engine's shared allocator",
-    );
-}
-
-struct HostSample {
-    memory_total: u64,
-    memory_used: u64,
-    utilization: f64,
-}
-
-impl HostSample {
-    fn read() -> Option<Self> {
-        let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-        let field = |name: &str| -> Option<u64> {
-            let line = meminfo.lines().find(|line| line.starts_with(name))?;
-            line.split_whitespace()
-                .nth(1)?
-                .parse::<u64>()
-                .ok()?
-                .checked_mul(1024)
-        };
-        let memory_total = field("MemTotal:")?;
-        let memory_used = memory_total.saturating_sub(field("MemAvailable:")?);
-        Some(Self {
-            memory_total,
-            memory_used,
-            utilization: cpu_utilization()?,
-        })
-    }
-}
-
-/// Busy share of the host's CPU time since the last call.
-fn cpu_utilization() -> Option<f64> {
-    static LAST: parking_lot::Mutex<(u64, u64)> = parking_lot::Mutex::new((0, 0));
-    let stat = std::fs::read_to_string("/proc/stat").ok()?;
-    let ticks: Vec<u64> = stat
-        .lines()
-        .next()?
-        .split_whitespace()
-        .skip(1)
-        .take(8)
-        .filter_map(|tick| tick.parse().ok())
-        .collect();
-    let total: u64 = ticks.iter().sum();
-    // Columns four and five are idle and waiting for IO.
-    let busy = total.checked_sub(ticks.get(3)? + ticks.get(4)?)?;
-    let mut last = LAST.lock();
-    let (last_total, last_busy) = std::mem::replace(&mut *last, (total, busy));
-    let passed = total.saturating_sub(last_total);
-    Some(if passed == 0 {
-        0.0
-    } else {
-        busy.saturating_sub(last_busy) as f64 / passed as f64
-    })
 }

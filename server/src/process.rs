@@ -1,5 +1,7 @@
 //! How the process begins and ends.
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 /// ONNX Runtime's own switch, read when its environment is made.
 const TELEMETRY_OFF: &str = "ORT_DISABLE_TELEMETRY";
 
@@ -14,6 +16,19 @@ pub fn keep_engine_quiet() {
     if std::env::var_os(TELEMETRY_OFF).is_none() {
         // SAFETY: no other thread exists that could read the environment meanwhile.
         unsafe { std::env::set_var(TELEMETRY_OFF, "1") }
+    }
+}
+
+/// Lets the process have as many file descriptors as it may ask for: the limit that it is started
+/// with is often 1024 for the sake of old programs.
+pub fn use_all_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!(%error, "the limit of file descriptors stays as it is");
     }
 }
 

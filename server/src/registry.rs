@@ -222,25 +222,28 @@ impl Registry {
         }
     }
 
-    /// The unit that serves a version ("" for the newest), its model read if nobody had asked yet.
-    pub async fn unit(
-        self: &Arc<Self>,
+    /// The unit that serves a version ("" for the newest), if it has been asked for and does not
+    /// sleep: nearly always, so nothing is waited for here.
+    pub(crate) fn awake_unit(
+        &self,
         name: &str,
         version: &str,
-    ) -> Result<Arc<Unit>, ServeError> {
-        // The common case: the model was asked for before.
-        if let Some(model) = self.models.load().get(name)
-            && let Some(generation) = model.current()
-        {
-            let unit = generation.unit(version)?;
-            if !matches!(unit.stage(), Stage::Cold | Stage::Failed { .. }) {
-                return Ok(Arc::clone(unit));
-            }
-        }
-        self.unit_of_sleeper(name, version).await
+    ) -> Result<Option<Arc<Unit>>, ServeError> {
+        let models = self.models.load();
+        let Some(model) = models.get(name) else {
+            return Ok(None);
+        };
+        let generation = model.present();
+        let Some(generation) = &*generation else {
+            return Ok(None);
+        };
+        let unit = generation.unit(version)?;
+        let sleeps = matches!(unit.stage(), Stage::Cold | Stage::Failed { .. });
+        Ok((!sleeps).then(|| Arc::clone(unit)))
     }
 
-    /// As [`Registry::unit`], and sees to it that a model about to wake is what is on the disk.
+    /// The unit that serves a version, its model read if nobody had asked yet; sees to it that a
+    /// model about to wake is what is on the disk.
     pub(crate) async fn unit_of_sleeper(
         self: &Arc<Self>,
         name: &str,

@@ -96,6 +96,7 @@ impl Remotes {
             concurrency: config.concurrency,
             retries: config.retries,
             deadline: config.deadline,
+            listing: config.listing,
         };
         let cache = Cache::open(folder, config.cache_size)?;
         metrics.repository_series();
@@ -216,8 +217,17 @@ impl RemoteRepository {
         let model = model.map(str::to_owned);
         let metrics = self.fetcher.metrics.clone();
         let retries = self.fetcher.retries();
+        let limit = self.fetcher.listing_limit();
         self.fetcher.wait(async move {
-            persevere(retries, &metrics, || bucket.list(model.as_deref())).await
+            let listing = persevere(retries, &metrics, || bucket.list(model.as_deref()));
+            // Each answer comes in time, but there may always be another.
+            let listed = tokio::time::timeout(limit, listing).await;
+            listed.unwrap_or_else(|_| {
+                Err(RemoteError::new(
+                    ErrorKind::Interrupted,
+                    format!("it could not be listed within {limit:?}"),
+                ))
+            })
         })
     }
 

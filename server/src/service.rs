@@ -19,7 +19,7 @@ use crate::registry::Registry;
 use crate::request::{InferResponse, Origin, RawRequest};
 use crate::response_cache::Found;
 use crate::stats::VersionStatistics;
-use crate::unit::NotAnswered;
+use crate::unit::{NotAnswered, Unit};
 use crate::validate::validate;
 
 mod extended;
@@ -269,15 +269,21 @@ impl Service {
         if *self.shared.readiness.borrow() == Readiness::Refusing {
             return Err(ServeError::unavailable("the server is shutting down"));
         }
-        let activity = &self.shared.host.activity;
-        let _under_way = activity.begin();
+        let mut now = self.now();
+        let under_way = self.shared.host.activity.begin(now);
         let (received, deadline) = (request.received, request.deadline);
         let registry = &self.shared.registry;
-        let mut unit = self
-            .in_time(name, deadline, registry.unit(name, version))
-            .await?;
-        let counters = Arc::clone(unit.counters());
-        let _at_model = activity.begin_at(&counters.traffic);
+        // What is seldom waited for is boxed: the space for it would be carried about each time.
+        let unit = match registry.awake_unit(name, version)? {
+            Some(unit) => unit,
+            None => {
+                let look_up = registry.unit_of_sleeper(name, version);
+                let unit = Box::pin(self.in_time(name, deadline, look_up)).await?;
+                now = self.now();
+                unit
+            }
+        };
+        let _under_way = under_way.goes_to(&unit.counters().traffic, now);
         check_transaction(unit.spec(), request.origin)?;
         let mut request =
             validate(unit.spec(), request).inspect_err(|_| unit.count_invalid(received))?;
@@ -286,12 +292,12 @@ impl Service {
             .as_ref()
             .and_then(|step| step.turn.as_ref())
         {
-            self.in_time(name, deadline, async {
+            let comes = async {
                 turn.comes().await;
                 Ok(())
-            })
-            .await
-            .inspect_err(|_| unit.count_unserved(received))?;
+            };
+            let come = Box::pin(self.in_time(name, deadline, comes)).await;
+            come.inspect_err(|_| unit.count_unserved(received))?;
         }
         let cache = self.shared.extensions.cache.as_ref();
         let cache = cache.filter(|cache| cache.serves(unit.spec()));
@@ -302,11 +308,13 @@ impl Service {
                 Found::Nothing(key) => missing = Some(key),
             }
         }
+        let mut successor: Option<Arc<Unit>> = None;
         for _ in 0..MAX_UNITS {
+            let unit = successor.as_ref().unwrap_or(&unit);
             request = match unit.infer(request).await {
                 Ok(response) => {
                     if let (Some(cache), Some(missing)) = (cache, missing) {
-                        cache.keep(&unit, missing, &response);
+                        cache.keep(unit, missing, &response);
                     }
                     return Ok(response);
                 }
@@ -315,23 +323,23 @@ impl Service {
             };
             // The model was reloaded, or is being unloaded, between the look-up and the call, or
             // its files were replaced before they were loaded.
-            let successor = self
-                .in_time(name, deadline, registry.unit_of_sleeper(name, version))
-                .await
-                .inspect_err(|_| unit.count_unserved(received))?;
-            if successor.spec().inputs != unit.spec().inputs
-                || successor.spec().outputs != unit.spec().outputs
-                || successor.spec().max_batch_size != unit.spec().max_batch_size
-                || successor.spec().sequence.is_some() != unit.spec().sequence.is_some()
+            let look_up = registry.unit_of_sleeper(name, version);
+            let found = Box::pin(self.in_time(name, deadline, look_up)).await;
+            let found = found.inspect_err(|_| unit.count_unserved(received))?;
+            if found.spec().inputs != unit.spec().inputs
+                || found.spec().outputs != unit.spec().outputs
+                || found.spec().max_batch_size != unit.spec().max_batch_size
+                || found.spec().sequence.is_some() != unit.spec().sequence.is_some()
             {
                 unit.count_unserved(received);
                 return Err(ServeError::unavailable(format!(
                     "model '{name}' was replaced by one with another signature while the request was on its way"
                 )));
             }
-            unit = successor;
+            successor = Some(found);
         }
-        unit.count_unserved(received);
+        let last = successor.as_ref().unwrap_or(&unit);
+        last.count_unserved(received);
         Err(ServeError::unavailable(format!(
             "model '{name}' was replaced again and again while the request was on its way"
         )))

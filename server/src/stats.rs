@@ -76,6 +76,13 @@ pub struct RunDurations {
     pub compute_output: Duration,
 }
 
+impl RunDurations {
+    /// All parts together.
+    pub fn total(&self) -> Duration {
+        self.compute_input + self.compute_infer + self.compute_output
+    }
+}
+
 /// The live counters of a model version. They outlive sessions and reloads.
 #[derive(Debug, Default)]
 pub struct VersionCounters {

@@ -168,13 +168,6 @@ impl LoadTimeline {
         sum.saturating_sub(covered(self.stages.iter().filter(waited)))
     }
 
-    /// Bytes per second while bytes were moved; none when no stage tells of any.
-    pub fn bandwidth(&self) -> Option<f64> {
-        let moving = self.stages.iter().filter(|span| span.bytes > 0);
-        let took = covered(moving).as_secs_f64();
-        (took > 0.0).then(|| self.bytes() as f64 / took)
-    }
-
     /// What loading itself took: without waiting for a place to do it in.
     pub fn loading(&self) -> Duration {
         let waited = self.stages.iter();

@@ -5,6 +5,7 @@
 //! on its way to an idle model: the thread that received it queues it, takes the batch and runs it.
 
 mod cached;
+mod dispatch;
 mod effects;
 mod exit;
 mod footprint;
@@ -14,7 +15,9 @@ mod made;
 mod policy;
 mod prepare;
 mod queue;
+mod rows;
 mod run;
+mod source;
 mod submit;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -24,7 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use dormouse_core::batch::{BatchItem, EntryId, ExpiryCause};
+use dormouse_core::batch::{BatchItem, EntryId};
 use dormouse_core::code::ErrorCode;
 use dormouse_core::id::ModelId;
 use dormouse_core::keep_alive::{KeepAlive, KeepAlivePolicy};
@@ -34,20 +37,17 @@ use dormouse_core::profile::ServiceProfile;
 use dormouse_core::shape::Shape;
 use dormouse_core::time::Timestamp;
 use dormouse_core::upgrade::{Upgrade, UpgradePolicy};
-use dormouse_model_store::repository::{FileIdentity, GraphFile};
 use dormouse_model_store::spec::{ModelSpec, RaggedSpec};
-use dormouse_model_store::store::DigestCache;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use crate::alarm::Ring;
-use crate::engine::{ModelBytes, StopHandle};
+use crate::engine::StopHandle;
 use crate::error::ServeError;
-use crate::host::{Host, InFlightBytes, UnitKey};
+use crate::host::{Host, InFlightBytes};
 use crate::isolation::IsolatedEngine;
 use crate::metrics::{FailureReason, UnitMetrics};
-use crate::preparation::SourceDigests;
 use crate::request::{InferRequest, InferResponse, Tensor};
 use crate::residency::Held;
 use crate::spans::SpanContext;
@@ -57,81 +57,20 @@ use crate::timeline::{LoadTimeline, TimelineRecorder};
 pub use self::footprint::{loading_footprint, prepared_footprint};
 pub use self::prepare::PreparationReport;
 #[doc(hidden)]
-pub use self::run::{gather_inputs, split_outputs};
-use effects::{Answer, Effects, Failure, LoadWaiter, Place};
+pub use self::rows::{gather_inputs, split_outputs};
+pub(crate) use self::source::still_the_same;
+pub use self::source::{Source, SourceModel};
+use effects::{Answer, Effects, LoadWaiter, Place};
 use load::OpenSession;
 use queue::Queue;
+
+/// The next unit's number.
+static SERIAL: AtomicU64 = AtomicU64::new(0);
 
 /// A run shorter than this may happen on the thread that received the request: handing it to
 /// another thread would cost more than it takes. Only what is sure to be short again is run
 /// there, because that thread has other connections to serve.
-/// The next unit's number.
-static SERIAL: AtomicU64 = AtomicU64::new(0);
-
 const SHORT_RUN: Duration = Duration::from_micros(150);
-
-/// Where a unit's bytes come from.
-pub trait Source: Send + Sync + std::fmt::Debug {
-    /// Whether the files may have to be fetched first.
-    fn is_remote(&self) -> bool {
-        false
-    }
-    /// Fetches what `read` reads, as far as it is not here.
-    fn fetch(&self, recorder: &TimelineRecorder) -> Result<(), ServeError> {
-        let _ = recorder;
-        Ok(())
-    }
-    /// Reads graph and weights, or opens the file that holds them.
-    fn read(&self) -> Result<SourceModel, ServeError>;
-    /// The size of everything that `read` reads, or about that.
-    fn size(&self) -> u64;
-    /// Whether the files are those that the unit was made for.
-    fn is_current(&self) -> bool;
-    /// The digests of the files that `read` reads, if they are known without reading them.
-    fn known_digests(&self, known: &DigestCache) -> Result<Option<SourceDigests>, ServeError>;
-    /// The digests of the files that `read` reads; fails when these are not the ones in `read`.
-    fn digests(
-        &self,
-        known: &DigestCache,
-        read: Option<&[FileIdentity]>,
-    ) -> Result<SourceDigests, ServeError>;
-    /// How long until the files count as unchanged since they were last written.
-    fn settles_in(&self) -> Duration {
-        Duration::ZERO
-    }
-    /// Reads a file of the model's `initial_state` folder.
-    fn initial_state_file(&self, name: &str) -> Result<Vec<u8>, ServeError> {
-        Err(ServeError::unavailable(format!(
-            "initial state file '{name}' cannot be read: the model has no folder"
-        )))
-    }
-    /// Reads a file of the model's `warmup` folder.
-    fn warmup_file(&self, name: &str) -> Result<Vec<u8>, ServeError>;
-}
-
-/// What a source read.
-#[derive(Debug)]
-pub struct SourceModel {
-    pub bytes: ModelBytes,
-    /// Its size.
-    pub size: u64,
-    /// The graph's run time follows from the shapes of its inputs, not from their values.
-    pub is_steady: bool,
-    /// The file that the engine reads itself.
-    pub file: Option<GraphFile>,
-    /// Which files these are.
-    pub files: Vec<FileIdentity>,
-    /// They are those that the unit was made for.
-    pub is_current: bool,
-}
-
-/// Fails when a file was changed while the engine read it: what it built is then of neither state.
-pub(crate) fn still_the_same(file: Option<&GraphFile>) -> Result<(), ServeError> {
-    match file.map(GraphFile::unchanged) {
-        Some(Err(error)) => Err(ServeError::unavailable(error.to_string())),
-        Some(Ok(())) | None => Ok(()),
-    }
-}
 
 /// What a unit is made of.
 #[derive(Debug)]
@@ -151,7 +90,7 @@ pub struct Unit {
     source: Box<dyn Source>,
     counters: Arc<VersionCounters>,
     host: Arc<Host>,
-    metrics: OnceLock<UnitMetrics>,
+    metrics: OnceLock<Arc<UnitMetrics>>,
     state: Mutex<State>,
     /// What the first request of a sequence is given.
     initial_states: Mutex<Arc<[Tensor]>>,
@@ -191,6 +130,8 @@ struct State {
     prepared: bool,
     /// The model is being put there.
     preparing: bool,
+    /// It is to be put there when a run has ended: the first answer has the machine to itself.
+    prepare_next: bool,
     /// It cannot be put there, however often that is tried.
     unpreparable: bool,
     /// What a session that is being closed held.
@@ -299,7 +240,7 @@ impl Unit {
         let preserves_order = queue::preserves_order(&spec);
         let state = State {
             lifecycle,
-            batcher: Queue::new(&spec, defaults.max_queue),
+            batcher: Queue::new(&id, &spec, &host),
             profile: ServiceProfile::default(),
             session: None,
             base: None,
@@ -308,6 +249,7 @@ impl Unit {
             upgrade: Upgrade::new(UpgradePolicy::default()),
             prepared: false,
             preparing: false,
+            prepare_next: false,
             unpreparable: false,
             leaving: None,
             runs: Vec::new(),
@@ -395,29 +337,38 @@ impl Unit {
     }
 
     /// Answers a request, waking the model if it sleeps. Dropping the future cancels the request.
-    pub async fn infer(&self, request: InferRequest) -> Result<InferResponse, NotAnswered> {
+    pub fn infer(
+        &self,
+        request: InferRequest,
+    ) -> impl Future<Output = Result<InferResponse, NotAnswered>> + Send {
         let deadline = request.deadline;
-        let mut ticket = self.submit(request)?;
-        let answer = match deadline {
-            None => (&mut ticket.receiver).await,
-            Some(deadline) => {
-                let at = self.host.clock.instant(deadline);
-                match tokio::time::timeout_at(at, &mut ticket.receiver).await {
-                    Ok(answer) => answer,
-                    Err(_) => {
-                        return Err(NotAnswered::Failed(self.deadline_exceeded()));
+        // Here and not in the future, which would have to carry the request.
+        let submitted = self.submit(request);
+        async move {
+            let mut ticket = submitted?;
+            // A short run has happened already; then there is nothing to wait for.
+            let answer = match ticket.receiver.try_recv() {
+                Ok(answer) => Some(answer),
+                Err(TryRecvError::Closed) => None,
+                Err(TryRecvError::Empty) => match deadline {
+                    None => (&mut ticket.receiver).await.ok(),
+                    Some(deadline) => {
+                        let at = self.host.clock.instant(deadline);
+                        match tokio::time::timeout_at(at, &mut ticket.receiver).await {
+                            Ok(answer) => answer.ok(),
+                            Err(_) => return Err(NotAnswered::Failed(self.deadline_exceeded())),
+                        }
                     }
-                }
-            }
-        };
-        ticket.answered = true;
-        match answer {
-            Ok(answer) => answer,
+                },
+            };
+            ticket.answered = true;
             // Every pending request is answered before it is dropped, except when its thread dies.
-            Err(_) => Err(NotAnswered::Failed(ServeError::internal(format!(
-                "the run of model {} ended without an answer",
-                self.id
-            )))),
+            answer.unwrap_or_else(|| {
+                Err(NotAnswered::Failed(ServeError::internal(format!(
+                    "the run of model {} ended without an answer",
+                    self.id
+                ))))
+            })
         }
     }
 
@@ -471,151 +422,6 @@ impl Unit {
         };
         // The sender lives in this unit's state; a lost one means that the unit is gone as well.
         let _ = receiver.await;
-    }
-
-    /// Takes every batch that is due and may run now.
-    fn pump(&self, state: &mut State, effects: &mut Effects, now: Timestamp) {
-        self.expire(state, effects, now);
-        while self.can_run(state) {
-            let State {
-                batcher, profile, ..
-            } = state;
-            // Asked before a slot is: a batch that still waits for company must not queue for
-            // one, or two such models would hand it to each other until one of them is due.
-            let due = batcher.wake_at(|rows| profile.cautious_run(rows));
-            if due.is_none_or(|due| due > now) {
-                break;
-            }
-            if !self.acquire_slot() {
-                state.waits_for_slot = true;
-                break;
-            }
-            let Some(batch) = batcher.take_batch(now, |rows| profile.cautious_run(rows)) else {
-                self.release_slot();
-                break;
-            };
-            let run = self.prepare_run(state, batch, now);
-            effects.runs.push(run);
-        }
-        // Taking batches may have given up requests that could not be answered in time.
-        self.expire(state, effects, now);
-    }
-
-    fn can_run(&self, state: &State) -> bool {
-        let alone = matches!(state.runs[..], [RunInfo { alone: true, .. }]);
-        state.session.is_some() && state.runs.len() < self.spec.concurrency as usize && !alone
-    }
-
-    fn acquire_slot(&self) -> bool {
-        let unit = self.arc();
-        self.host.slots.lock().try_acquire(&UnitKey(unit))
-    }
-
-    /// Gives a run slot back; the model that has waited longest for one gets it.
-    fn release_slot(&self) {
-        let next = self.host.slots.lock().release();
-        if let Some(UnitKey(unit)) = next {
-            // Not on this stack: the lock of this unit may be held.
-            let host = Arc::clone(&self.host);
-            host.runtime.spawn(async move { unit.use_slot() });
-        }
-    }
-
-    /// Uses a run slot that was handed to this unit.
-    fn use_slot(&self) {
-        let now = self.host.clock.now();
-        let mut effects = Effects::default();
-        let mut state = self.state.lock();
-        state.waits_for_slot = false;
-        self.expire(&mut state, &mut effects, now);
-        let can_run = self.can_run(&state);
-        let State {
-            batcher, profile, ..
-        } = &mut *state;
-        let batch = match batcher.queued() {
-            1.. if can_run => batcher.take_batch(now, |rows| profile.cautious_run(rows)),
-            _ => None,
-        };
-        match batch {
-            Some(batch) => {
-                let run = self.prepare_run(&mut state, batch, now);
-                effects.runs.push(run);
-            }
-            None => self.release_slot(),
-        }
-        self.pump(&mut state, &mut effects, now);
-        // What expired here may have been the last that the session was kept for.
-        let queued = state.batcher.held();
-        let action = state.lifecycle.poll(now, queued);
-        self.act(&mut state, action, &mut effects, now);
-        drop(state);
-        self.perform(effects, Place::Elsewhere);
-    }
-
-    /// Answers what has waited too long.
-    fn expire(&self, state: &mut State, effects: &mut Effects, now: Timestamp) {
-        for expired in state.batcher.expire(now) {
-            self.metrics().pending.decrement(1.0);
-            let error = match expired.cause {
-                ExpiryCause::Deadline => self.deadline_exceeded(),
-                ExpiryCause::QueueTimeout => ServeError::new(
-                    ErrorCode::DeadlineExceeded,
-                    format!(
-                        "the request waited {:?} in the queue of model {}, longer than its queue policy allows",
-                        expired.waited, self.id
-                    ),
-                ),
-                ExpiryCause::SequenceOver => ServeError::unavailable(
-                    "timeout of the corresponding sequence has been expired",
-                ),
-            };
-            self.fail(
-                state,
-                effects,
-                expired.item,
-                Failure {
-                    error,
-                    reason: FailureReason::Rejected,
-                },
-            );
-        }
-    }
-
-    /// Removes a request nobody waits for any more; stops its run when it was the last one in it.
-    fn abandon(&self, entry: EntryId) {
-        let now = self.host.clock.now();
-        let mut effects = Effects::default();
-        let mut state = self.state.lock();
-        if let Some(pending) = state.batcher.cancel(entry, now) {
-            self.metrics().pending.decrement(1.0);
-            let expired = pending
-                .request
-                .deadline
-                .is_some_and(|deadline| deadline <= now);
-            let reason = if expired {
-                FailureReason::Rejected
-            } else {
-                FailureReason::Canceled
-            };
-            let error = ServeError::new(ErrorCode::Cancelled, "the request was cancelled");
-            self.fail(&mut state, &mut effects, pending, Failure { error, reason });
-            let queued = state.batcher.held();
-            let action = state.lifecycle.poll(now, queued);
-            self.act(&mut state, action, &mut effects, now);
-        } else if let Some(run) = state
-            .runs
-            .iter_mut()
-            .find(|run| run.members.contains(&entry))
-        {
-            run.members.retain(|member| *member != entry);
-            if run.members.is_empty()
-                && let Some(stop) = run.stop.take()
-            {
-                stop.stop();
-            }
-        }
-        drop(state);
-        self.perform(effects, Place::Elsewhere);
     }
 
     fn deadline_exceeded(&self) -> ServeError {
@@ -680,14 +486,14 @@ impl Ring for Unit {
 }
 
 /// The caller's hold on its request: dropped before the answer came, the request is cancelled.
-struct Ticket {
-    unit: Arc<Unit>,
+struct Ticket<'a> {
+    unit: &'a Unit,
     entry: EntryId,
     receiver: oneshot::Receiver<Reply>,
     answered: bool,
 }
 
-impl Drop for Ticket {
+impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         if !self.answered {
             self.receiver.close();

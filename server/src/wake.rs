@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use dormouse_core::id::ByteSize;
 use dormouse_model_store::store::{PreparedModel, Store, StoreConfig};
-use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::store::default_folder;
@@ -149,15 +148,19 @@ impl Wake {
     }
 }
 
+/// How often it is looked at how short memory is, and how often while it is short.
+const LOOK: Duration = Duration::from_secs(1);
+const LOOK_CLOSER: Duration = Duration::from_millis(250);
+
 /// Tells of the memory that models hold, and has idle ones go when the machine runs out of it
 /// whatever the budget says.
 pub async fn watch_memory(host: &Host, stop: CancellationToken) {
     let gauge = PressureGauge::new();
-    let mut ticks = tokio::time::interval(Duration::from_secs(1));
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut was_critical = false;
+    let mut pause = Duration::ZERO;
     loop {
         tokio::select! {
-            _ = ticks.tick() => {}
+            () = tokio::time::sleep(pause) => {}
             () = stop.cancelled() => return,
         }
         let residency = &host.wake.residency;
@@ -166,9 +169,21 @@ pub async fn watch_memory(host: &Host, stop: CancellationToken) {
         // A parked model that was called has its weights back without having asked.
         residency.relieve();
         let pressure = gauge.sample();
+        let is_critical = pressure.is_critical();
+        host.in_flight.set_short(is_critical);
+        if is_critical != was_critical {
+            was_critical = is_critical;
+            let headroom = pressure.headroom_bytes().map(ByteSize);
+            match is_critical {
+                true => tracing::warn!(?headroom, "memory is almost used up: refusing requests"),
+                false => tracing::info!(?headroom, "memory is there again: taking requests"),
+            }
+        }
+        pause = LOOK;
         if !pressure.is_high() {
             continue;
         }
+        pause = LOOK_CLOSER;
         // Unmapping takes a while; this thread has requests to serve.
         let engine = Arc::clone(&host.engine);
         let _ = tokio::task::spawn_blocking(move || engine.release_memory()).await;

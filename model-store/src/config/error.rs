@@ -13,6 +13,22 @@ pub struct ConfigSyntaxError {
     pub message: String,
 }
 
+impl ConfigSyntaxError {
+    /// Cut where it repeats too much of a text that may be long.
+    pub(super) fn new((line, column): (u32, u32), mut message: String) -> Self {
+        const LONGEST: usize = 500;
+        if let Some((end, _)) = message.char_indices().nth(LONGEST) {
+            message.truncate(end);
+            message.push('…');
+        }
+        Self {
+            line,
+            column,
+            message,
+        }
+    }
+}
+
 /// A configuration that was read but cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -31,7 +31,7 @@ pub fn from_json(text: &str) -> Result<pb::ModelConfig, ConfigSyntaxError> {
 
 fn locate(error: &serde_json::Error) -> ConfigSyntaxError {
     let position = |n: usize| u32::try_from(n.max(1)).unwrap_or(u32::MAX);
-    let (line, column) = (position(error.line()), position(error.column()));
+    let place = (position(error.line()), position(error.column()));
     let shown = error.to_string();
     // The position is a field of its own.
     let suffix = format!(" at line {} column {}", error.line(), error.column());
@@ -47,11 +47,7 @@ fn locate(error: &serde_json::Error) -> ConfigSyntaxError {
             format!("unknown field '{name}'{hint}")
         }
     };
-    ConfigSyntaxError {
-        line,
-        column,
-        message,
-    }
+    ConfigSyntaxError::new(place, message)
 }
 
 #[cfg(test)]

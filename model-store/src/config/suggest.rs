@@ -1,10 +1,17 @@
 //! "Did you mean …?"
 
+/// No field or value has a longer name, and comparing takes time and memory of the product of both
+/// lengths.
+const LONGEST: usize = 128;
+
 /// The candidate that `word` most likely meant, if one is near enough.
 pub(super) fn nearest<'a>(
     word: &str,
     candidates: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
+    if word.len() > LONGEST {
+        return None;
+    }
     // A third of the letters may differ: enough for a missing underscore or a swapped word end.
     let limit = (word.chars().count() / 3).max(1);
     candidates
@@ -32,5 +39,11 @@ mod tests {
         assert_eq!(nearest("max_batchsize", fields), Some("max_batch_size"));
         assert_eq!(nearest("inputs", fields), Some("input"));
         assert_eq!(nearest("parameters", fields), None);
+    }
+
+    #[test]
+    fn a_word_that_is_no_name_is_not_compared() {
+        let word = "input".repeat(1 << 20);
+        assert_eq!(nearest(&word, ["input"]), None);
     }
 }

@@ -75,11 +75,9 @@ fn locate(text: &str, refusal: Refusal) -> ConfigSyntaxError {
     let before = &text[..refusal.offset];
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
     let count = |n: usize| u32::try_from(n + 1).unwrap_or(u32::MAX);
-    ConfigSyntaxError {
-        line: count(before.matches('\n').count()),
-        column: count(before[line_start..].chars().count()),
-        message: refusal.message,
-    }
+    let line = count(before.matches('\n').count());
+    let column = count(before[line_start..].chars().count());
+    ConfigSyntaxError::new((line, column), refusal.message)
 }
 
 /// One token of look-ahead over the text.

@@ -1,83 +1,96 @@
-//! Digests of files: computed when somebody asks, remembered by what tells one state of a file
-//! from another.
+//! Digests of files, and of tensors over their bytes as they are in memory, whatever form the file
+//! gives them; computed when somebody asks.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use crate::onnx::ReadAt;
-use crate::repository::{FileIdentity, OpenFile, RepositoryError};
+use super::{Manifest, ManifestTensor, TensorPlace};
+use crate::onnx::{GraphError, ReadAt, TypedData, typed_data};
+use crate::repository::{GraphFile, OpenFile, RepositoryError};
 use crate::store::Digest;
 
 /// How much is read at a time; progress is told as often.
 const CHUNK: usize = 1 << 20;
-/// The most digests kept in memory.
-const MAX_REMEMBERED: usize = 65_536;
-/// A file changed this recently may change again without its times telling.
-const SETTLED_AFTER_NS: i64 = 2_000_000_000;
 
-/// Where digests of files come from.
-pub trait Digests: Send + Sync {
-    /// The digest of the file as it was when it was opened; `progress` is told of bytes read, and
-    /// not called when the digest was known.
-    fn digest(
-        &self,
-        file: &OpenFile,
+impl Manifest {
+    /// Fills in the digest of every file; `progress` is told of bytes read.
+    pub fn digest_files(
+        &mut self,
+        graph: &GraphFile,
         progress: &mut dyn FnMut(u64),
-    ) -> Result<Digest, RepositoryError>;
-}
-
-/// Digests remembered as long as the process lives.
-#[derive(Debug, Default)]
-pub struct MemoryDigests {
-    known: Mutex<HashMap<FileIdentity, Digest>>,
-}
-
-impl Digests for MemoryDigests {
-    fn digest(
-        &self,
-        file: &OpenFile,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<Digest, RepositoryError> {
-        let identity = file.identity();
-        let known = identity.and_then(|identity| self.lock().get(&identity).copied());
-        if let Some(digest) = known {
-            return Ok(digest);
-        }
-        let settled = identity.filter(|identity| is_settled(identity, SystemTime::now()));
-        let digest = hash_file(file, progress)?;
-        if let Some(identity) = settled {
-            let mut known = self.lock();
-            if known.len() >= MAX_REMEMBERED {
-                known.clear();
+    ) -> Result<(), RepositoryError> {
+        for file in &mut self.files {
+            let open = graph.open_listed(&file.location)?;
+            if open.identity() != file.identity {
+                return Err(open.changed());
             }
-            known.insert(identity, digest);
+            file.digest = Some(hash_file(&open, progress)?);
         }
-        Ok(digest)
+        Ok(())
+    }
+
+    /// Fills in the digest of every tensor, so that equal ones are known whatever file they are in.
+    pub fn digest_tensors(
+        &mut self,
+        graph: &GraphFile,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), RepositoryError> {
+        let mut opened = Vec::with_capacity(self.files.len());
+        for file in &self.files {
+            let open = graph.open_listed(&file.location)?;
+            if open.identity() != file.identity {
+                return Err(open.changed());
+            }
+            opened.push(open);
+        }
+        for tensor in &mut self.tensors {
+            tensor.digest = Some(digest(tensor, &opened, progress)?);
+        }
+        opened.iter().try_for_each(OpenFile::unchanged)
     }
 }
 
-impl MemoryDigests {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<FileIdentity, Digest>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+fn digest(
+    tensor: &ManifestTensor,
+    files: &[OpenFile],
+    progress: &mut dyn FnMut(u64),
+) -> Result<Digest, RepositoryError> {
+    let mut hasher = blake3::Hasher::new();
+    match tensor.place {
+        TensorPlace::Inline { offset, length } => {
+            hash_range(&files[0], (offset, length), &mut hasher, progress)?;
+        }
+        TensorPlace::External {
+            file,
+            offset,
+            length,
+        }
+        | TensorPlace::Safetensors {
+            file,
+            offset,
+            length,
+        } => {
+            hash_range(&files[file], (offset, length), &mut hasher, progress)?;
+        }
+        TensorPlace::Encoded { offset, length } => {
+            let refused = |cause: GraphError| RepositoryError::Graph {
+                path: files[0].path().to_owned(),
+                cause,
+            };
+            let data = TypedData {
+                element: tensor.element.0,
+                offset,
+                length,
+            };
+            typed_data(&files[0], &data, &mut |bytes| {
+                hasher.update(bytes);
+            })
+            .map_err(refused)?;
+            progress(length);
+        }
     }
-}
-
-/// Whether a file's last change lies so far back that another one would show in its times.
-pub fn is_settled(identity: &FileIdentity, now: SystemTime) -> bool {
-    let Ok(now) = now.duration_since(UNIX_EPOCH) else {
-        return false;
-    };
-    let now = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
-    let last = identity.modified_ns.max(identity.changed_ns);
-    last < now.saturating_sub(SETTLED_AFTER_NS)
+    Ok(Digest::from_bytes(hasher.finalize().into()))
 }
 
 /// Reads a file from its beginning to its end and tells its digest.
-pub fn hash_file(
-    file: &OpenFile,
-    progress: &mut dyn FnMut(u64),
-) -> Result<Digest, RepositoryError> {
+fn hash_file(file: &OpenFile, progress: &mut dyn FnMut(u64)) -> Result<Digest, RepositoryError> {
     let mut hasher = blake3::Hasher::new();
     hash_range(file, (0, file.size()), &mut hasher, progress)?;
     file.unchanged()?;
@@ -85,7 +98,7 @@ pub fn hash_file(
 }
 
 /// Feeds `length` bytes from `offset` to a hasher.
-pub(super) fn hash_range(
+fn hash_range(
     file: &OpenFile,
     (offset, length): (u64, u64),
     hasher: &mut blake3::Hasher,

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::StoredTensor;
+use super::{StoredTensor, told};
 use crate::graph::{ExternalData, GraphTensor, GraphType};
 use crate::manifest::ElementType;
 use crate::names::NameError;
@@ -53,7 +53,7 @@ pub enum WeightsError {
     },
     #[error("{file} names more than {limit} files")]
     TooManyFiles { file: String, limit: usize },
-    #[error("{file} is not an index of safetensors files: {cause}")]
+    #[error("{file} is not an index of safetensors files: {}", told(cause))]
     Index {
         file: String,
         cause: serde_json::Error,

@@ -39,6 +39,18 @@ fn tensors_are_found_where_their_bytes_are() {
 }
 
 #[test]
+fn what_a_header_says_can_neither_forge_a_line_nor_fill_a_log() {
+    let typed = |dtype: &str| {
+        let entry = format!(r#"{{"a":{{"dtype":"{dtype}","shape":[0],"data_offsets":[0,0]}}}}"#);
+        header(&with_header(entry, &[])).unwrap_err().to_string()
+    };
+    let forged = typed("\\n\\u001b[31mERROR");
+    assert!(!forged.contains(char::is_control), "{forged:?}");
+    let long = typed(&"X".repeat(100_000));
+    assert!(long.len() < 500 && long.contains("at line 1"), "{long}");
+}
+
+#[test]
 fn metadata_is_passed_over_and_an_empty_file_has_no_tensors() {
     assert_eq!(header(&with_header("{}", &[])).unwrap(), []);
     let bytes = with_header(r#"{"__metadata__":{"format":"pt"}}"#, &[]);

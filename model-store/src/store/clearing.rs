@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fs::{self, TryLockError};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::Store;
@@ -13,8 +14,8 @@ use super::draft::{self, remove_tree};
 use super::entry::{EntryFolder, MANIFEST};
 use super::error::{At, StoreError};
 use super::facts::PreparedFacts;
+use super::heads::Head;
 use super::key::EntryKey;
-use super::manifest::Manifest;
 use super::packs::{names, remove_file};
 use super::record::Unreadable;
 use super::stamp::Stamp;
@@ -46,24 +47,13 @@ pub struct GcReport {
     pub kept_bytes: u64,
 }
 
-/// An entry as far as its place in the store matters.
+/// An entry, when it was used and what it takes.
 #[derive(Debug)]
 struct Held {
     key: EntryKey,
     last_used: SystemTime,
     bytes: u64,
-    graph_bytes: u64,
-    packs: Vec<Used>,
-    facts: PreparedFacts,
-}
-
-/// A pack that an entry uses.
-#[derive(Clone, Copy, Debug)]
-struct Used {
-    digest: Digest,
-    bytes: u64,
-    /// Of these, what the entry's weights take.
-    used_bytes: u64,
+    head: Arc<Head>,
 }
 
 /// Everything the store holds.
@@ -85,7 +75,7 @@ impl Scan {
     /// How many entries use each pack.
     fn users(&self) -> HashMap<Digest, usize> {
         let mut users: HashMap<Digest, usize> = HashMap::new();
-        for pack in self.entries.iter().flat_map(|entry| &entry.packs) {
+        for pack in self.entries.iter().flat_map(|entry| &entry.head.packs) {
             *users.entry(pack.digest).or_default() += 1;
         }
         users
@@ -102,7 +92,7 @@ impl Store {
             .into_iter()
             .map(|entry| {
                 let (mut own_bytes, mut shared_bytes) = (0, 0);
-                for pack in &entry.packs {
+                for pack in &entry.head.packs {
                     if users.get(&pack.digest).is_some_and(|users| *users > 1) {
                         shared_bytes += pack.used_bytes;
                     } else {
@@ -111,11 +101,11 @@ impl Store {
                 }
                 EntryInfo {
                     key: entry.key,
-                    graph_bytes: entry.graph_bytes,
+                    graph_bytes: entry.head.graph_bytes,
                     own_bytes,
                     shared_bytes,
                     last_used: entry.last_used,
-                    facts: entry.facts,
+                    facts: entry.head.facts.clone(),
                 }
             })
             .collect();
@@ -189,11 +179,11 @@ impl Store {
             if recent || !self.remove_unused_entry(&entry.key)? {
                 continue;
             }
-            let models = entry.facts.models.clone();
+            let models = entry.head.facts.models.clone();
             tracing::info!(key = %entry.key, ?models, "a prepared model made room");
             report.removed.push((entry.key, models));
             report.kept_bytes -= entry.bytes;
-            for pack in &entry.packs {
+            for pack in &entry.head.packs {
                 if let Some(count) = users.get_mut(&pack.digest) {
                     *count -= 1;
                     if *count == 0 {
@@ -274,7 +264,7 @@ impl Store {
         let users = scan
             .entries
             .iter()
-            .filter(|entry| entry.packs.iter().any(|used| used.digest == *digest));
+            .filter(|entry| entry.head.packs.iter().any(|used| used.digest == *digest));
         let users: Vec<EntryKey> = users.map(|entry| entry.key).collect();
         for key in &users {
             self.remove_entry(key)?;
@@ -329,7 +319,8 @@ impl Store {
 
     fn scan(&self) -> Result<Scan, StoreError> {
         let mut scan = Scan::default();
-        for key in self.keys()? {
+        let keys = self.keys()?;
+        for &key in &keys {
             let path: PathBuf = self.entry_path(&key);
             let folder = match EntryFolder::open(path.clone()) {
                 Ok(Some(folder)) => folder,
@@ -340,7 +331,7 @@ impl Store {
                 }
                 Err(error) => return Err(StoreError::io(&path, error)),
             };
-            match Held::read(key, &folder) {
+            match self.held(key, &folder) {
                 Ok(entry) => scan.entries.push(entry),
                 // Cleared while we looked.
                 Err(_) if !folder.is_current().at(&path)? => {}
@@ -349,6 +340,7 @@ impl Store {
                 Err(Unreadable::Io(error)) => return Err(StoreError::io(&path, error)),
             }
         }
+        self.heads.keep(&keys);
         let packs_dir = self.packs_dir();
         for digest in self.packs().digests().at(&packs_dir)? {
             scan.packs
@@ -356,29 +348,13 @@ impl Store {
         }
         Ok(scan)
     }
-}
 
-impl Held {
-    fn read(key: EntryKey, folder: &EntryFolder) -> Result<Self, Unreadable> {
-        let manifest: Manifest = folder.manifest()?;
-        super::entry::check_weights(&manifest).map_err(Unreadable::Damaged)?;
-        let used = manifest.packs.iter().map(|part| Used {
-            digest: part.digest,
-            bytes: part.bytes,
-            used_bytes: 0,
-        });
-        let mut packs: Vec<Used> = used.collect();
-        for weight in &manifest.weights {
-            let used = &mut packs[weight.pack].used_bytes;
-            *used = used.saturating_add(weight.len);
-        }
-        Ok(Self {
+    fn held(&self, key: EntryKey, folder: &EntryFolder) -> Result<Held, Unreadable> {
+        Ok(Held {
             key,
+            head: self.heads.of(&key, folder, SystemTime::now())?,
             last_used: folder.last_used()?,
             bytes: folder.bytes_on_disk(),
-            graph_bytes: manifest.graph.bytes,
-            packs,
-            facts: folder.facts()?,
         })
     }
 }

@@ -86,6 +86,18 @@ impl EntryFolder {
         record::read(&self.path.join(FACTS), FACTS_LIMIT).map_err(|why| of(FACTS, why))
     }
 
+    /// What manifest and facts look like now.
+    pub(super) fn stamps(&self) -> Result<[Stamp; 2], Unreadable> {
+        let stamp = |name: &str| {
+            let metadata = self.path.join(name).symlink_metadata();
+            match metadata {
+                Ok(metadata) => Ok(Stamp::of(&metadata)),
+                Err(error) => Err(of(name, error.into())),
+            }
+        };
+        Ok([stamp(MANIFEST)?, stamp(FACTS)?])
+    }
+
     pub(super) fn bytes_on_disk(&self) -> u64 {
         [MANIFEST, GRAPH, FACTS]
             .iter()

@@ -214,11 +214,18 @@ impl<T: BatchItem> Batcher<T> {
     /// The model is ready for those who waited for it: the first of them runs alone and at once.
     ///
     /// Where a run of many rows takes many times as long, nobody would have an answer before all
-    /// of a full batch have theirs; and runs side by side share the processors. Not where batches
-    /// are waited for: those left over would wait again.
-    pub fn start_alone(&mut self) {
-        let waits = !self.policy.max_delay.is_zero() || !self.policy.preferred_rows.is_empty();
-        self.starts_alone = self.queue.len() > 1 && !waits;
+    /// of a full batch have theirs; and runs side by side share the processors. Not where the
+    /// first still waits for company: those left over would wait again.
+    pub fn start_alone(&mut self, now: Timestamp) {
+        let delay = self.policy.max_delay;
+        let mut waiting = self.queue.in_order();
+        let first = waiting.next();
+        let waited = first.is_some_and(|first| first.enqueued + delay <= now);
+        let others = waiting.next().is_some();
+        // A full batch is preferred by everyone.
+        let preferred = &self.policy.preferred_rows;
+        let prefers = preferred.iter().any(|&rows| rows < self.policy.max_rows);
+        self.starts_alone = others && waited && !prefers;
     }
 
     /// Takes an item out, for instance because its client has gone.

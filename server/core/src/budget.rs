@@ -73,8 +73,6 @@ pub struct Usage {
     pub parked: u64,
     /// Held by models on their way out.
     pub leaving: u64,
-    /// Models that hold anything.
-    pub models: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -127,7 +125,6 @@ impl<K: Ord + Clone> MemoryBudget<K> {
         let mut usage = Usage {
             limit: self.limit,
             held: self.held,
-            models: self.entries.len(),
             ..Usage::default()
         };
         for entry in self.entries.values() {

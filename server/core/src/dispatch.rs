@@ -29,10 +29,18 @@ impl<K: Clone + Eq + Hash> RunSlots<K> {
         }
     }
 
+    /// Takes a slot that is free and that nobody waits for.
+    pub fn try_acquire_free(&mut self) -> bool {
+        let is_free = self.used < self.capacity && self.tickets.is_empty();
+        if is_free {
+            self.used += 1;
+        }
+        is_free
+    }
+
     /// Takes a slot; when there is none the key is queued, once however often it asks.
     pub fn try_acquire(&mut self, key: &K) -> bool {
-        if self.used < self.capacity && self.tickets.is_empty() {
-            self.used += 1;
+        if self.try_acquire_free() {
             return true;
         }
         if !self.tickets.contains_key(key) {

@@ -135,17 +135,6 @@ impl KeepAlive {
         }
     }
 
-    /// Changes the policy and keeps what was learnt, as far as it applies.
-    pub fn set_policy(&mut self, policy: KeepAlivePolicy) {
-        self.policy = policy;
-        match (policy, &mut self.learnt) {
-            (KeepAlivePolicy::Adaptive(adaptive), Some(learnt)) => {
-                learnt.window = learnt.idle.window(&adaptive);
-            }
-            _ => self.learnt = None,
-        }
-    }
-
     /// A request came.
     pub fn arrived(&mut self, now: Timestamp) {
         let last = self.last.replace(now);

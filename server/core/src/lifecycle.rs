@@ -199,11 +199,6 @@ impl Lifecycle {
             && !self.parking
     }
 
-    /// Whether what parking drops is still being dropped.
-    pub fn is_parking(&self) -> bool {
-        self.parking
-    }
-
     /// Whether the model holds no more than parking leaves it, also on its way out.
     pub fn has_dropped(&self) -> bool {
         self.dropped

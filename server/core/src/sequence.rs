@@ -164,6 +164,19 @@ pub struct SequenceBatcher<T, S> {
     entries_issued: u64,
     /// No sequence waits for another step.
     retiring: bool,
+    /// Sequences that ended because they were idle for too long.
+    expired: u64,
+}
+
+/// How many sequences there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SequenceCounts {
+    /// Sequences that are not over, those without a slot among them.
+    pub open: usize,
+    /// Sequences that wait for a slot.
+    pub waiting: usize,
+    /// Sequences that ended so far because no step came for too long.
+    pub expired: u64,
 }
 
 struct Sequence<T, S> {
@@ -221,6 +234,7 @@ impl<T: BatchItem, S> SequenceBatcher<T, S> {
             sequences_issued: 0,
             entries_issued: 0,
             retiring: false,
+            expired: 0,
         }
     }
 
@@ -310,6 +324,7 @@ impl<T: BatchItem, S> SequenceBatcher<T, S> {
         while let Some(&(at, key)) = self.idle.first()
             && at <= now
         {
+            self.expired += 1;
             self.close(key);
         }
         self.given_up_at = None;
@@ -429,6 +444,15 @@ impl<T: BatchItem, S> SequenceBatcher<T, S> {
         self.sequences.len()
     }
 
+    /// How many sequences there are and were.
+    pub fn counts(&self) -> SequenceCounts {
+        SequenceCounts {
+            open: self.sequences.len(),
+            waiting: self.backlog.len(),
+            expired: self.expired,
+        }
+    }
+
     fn begin(&mut self, id: SequenceId) -> SequenceKey {
         let key = SequenceKey(self.sequences_issued);
         self.sequences_issued += 1;
@@ -543,22 +567,23 @@ impl<T: BatchItem, S> SequenceBatcher<T, S> {
     /// Of the lanes that could run, the one whose batch is due first.
     fn plan_direct(&self, max_delay: Duration, enough_rows: u32) -> Option<Plan> {
         let of_lane = |(lane, rows): (u32, &[Option<SequenceKey>])| {
-            let mut first: Option<&Queued<T>> = None;
             let mut waits = Waits::default();
-            let mut ready = 0;
-            let mut steps = Vec::new();
+            let mut ready = Vec::new();
             for (row, key) in (0..).zip(rows) {
-                let Some((key, head)) = key.and_then(|key| Some((key, self.head(key)?))) else {
-                    continue;
-                };
-                ready += 1;
-                waits.add(head);
-                let first = *first.get_or_insert(head);
-                // A step of another shape waits for the next run, in the same row.
-                if steps.is_empty() || head.item.can_join(&first.item) {
-                    steps.push((row, key));
+                if let Some((key, head)) = key.and_then(|key| Some((key, self.head(key)?))) {
+                    waits.add(head);
+                    ready.push((row, key, head));
                 }
             }
+            // The oldest decides: a row that always has a step must not keep others waiting.
+            let heads = ready.iter().map(|(.., head)| *head);
+            let first = heads.min_by_key(|head| (head.enqueued, head.entry))?;
+            // A step of another shape waits for the next run, in the same row.
+            let joins =
+                |head: &Queued<T>| head.entry == first.entry || head.item.can_join(&first.item);
+            let fitting = ready.iter().filter(|(.., head)| joins(head));
+            let steps = fitting.map(|&(row, key, _)| (row, key)).collect();
+            let ready = u32::try_from(ready.len()).unwrap_or(u32::MAX);
             let oldest = waits.oldest?;
             let at_once = max_delay.is_zero() || enough_rows == 0 || ready >= enough_rows;
             let due = match at_once {

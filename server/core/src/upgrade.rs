@@ -86,11 +86,6 @@ impl Upgrade {
         matches!(self.progress, Progress::Building(_))
     }
 
-    /// Whether the packed session is in use.
-    pub fn is_packed(&self) -> bool {
-        self.progress == Progress::Packed
-    }
-
     /// A run ended.
     pub fn ran(&mut self) {
         self.runs = self.runs.saturating_add(1);
@@ -184,7 +179,7 @@ mod tests {
         assert!(upgrade.is_building());
         assert_eq!(run(&mut upgrade, 100), None);
         assert!(upgrade.built(id));
-        assert!(upgrade.is_packed());
+        assert_eq!(upgrade.progress, Progress::Packed);
         assert_eq!(run(&mut upgrade, 100), None);
     }
 

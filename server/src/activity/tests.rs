@@ -15,7 +15,7 @@ async fn idle_time_counts_from_the_end_of_the_last_request() {
     let request = {
         let activity = Arc::clone(&activity);
         async move {
-            let _under_way = activity.begin();
+            let _under_way = activity.begin(clock.now());
             tokio::time::sleep(T * 3 / 2).await;
         }
     };
@@ -40,11 +40,11 @@ async fn requests_are_counted_in_flight_and_by_their_rate() {
     let activity = Activity::new(Clock::start());
     let model = Traffic::default();
     for _ in 0..12 {
-        let all = activity.begin();
-        let one = activity.begin_at(&model);
+        let now = activity.clock.now();
+        let under_way = activity.begin(now).goes_to(&model, now);
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(activity.load(T).in_flight, 1);
-        drop((all, one));
+        drop(under_way);
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     assert_eq!(activity.load(T).in_flight, 0);
@@ -90,9 +90,10 @@ async fn who_waits_for_a_request_is_woken_by_it() {
         tokio::task::yield_now().await;
     }
     // Another model's request is not the one.
-    drop(activity.begin());
+    let now = activity.clock.now();
+    drop(activity.begin(now));
     tokio::task::yield_now().await;
-    let _under_way = activity.begin_at(&model);
+    let _under_way = activity.begin(now).goes_to(&model, now);
     waiting.await.unwrap();
     assert_eq!(activity.watchers.load(Ordering::SeqCst), 0);
 }

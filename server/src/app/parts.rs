@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse_core::dispatch::RunSlots;
+use dormouse_core::id::ByteSize;
 use dormouse_model_store::config::ConfigDefaults;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -19,6 +20,7 @@ use crate::error::ServeError;
 use crate::events::Events;
 use crate::host::{Host, InFlight, UnitDefaults};
 use crate::isolation::Isolation;
+use crate::memory::MemoryLimit;
 use crate::metrics::Metrics;
 use crate::registry::{Registry, RegistryConfig};
 use crate::runtime_library;
@@ -88,7 +90,7 @@ pub(super) fn host(
         isolation,
         slots: Mutex::new(RunSlots::new(config.limits.max_concurrent_runs)),
         loads: Arc::new(Semaphore::new(config.load_threads)),
-        in_flight: InFlight::new(config.limits.max_bytes_in_flight),
+        in_flight: InFlight::new(bytes_in_flight(config)),
         activity: Activity::new(clock),
         events: Events::default(),
         tracer: recording.tracer,
@@ -103,6 +105,16 @@ pub(super) fn host(
             load_retries: config.load_retries,
         },
     }))
+}
+
+/// What is configured, as far as there is memory for it.
+fn bytes_in_flight(config: &Config) -> ByteSize {
+    let configured = config.limits.max_bytes_in_flight;
+    let most = MemoryLimit::detect().map_or(u64::MAX, |limit| limit.most_in_flight());
+    if configured.0 > most {
+        tracing::info!(limit = %ByteSize(most), "bytes of requests in flight are limited by memory");
+    }
+    configured.min(ByteSize(most))
 }
 
 pub(super) async fn registry(

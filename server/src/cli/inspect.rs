@@ -10,7 +10,7 @@ use dormouse_core::id::ByteSize;
 use dormouse_core::shape::DisplayShape;
 use dormouse_model_store::config;
 use dormouse_model_store::manifest::{
-    FileRole, LoadPlan, Manifest, ManifestTensor, MemoryDigests, Taxon, TensorPlace,
+    FileRole, LoadPlan, Manifest, ManifestTensor, Taxon, TensorPlace,
 };
 use dormouse_model_store::repository::{GraphFile, ModelDir, Repository};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -150,7 +150,7 @@ fn digest(manifest: &mut Manifest, graph: &GraphFile, tensors: bool) -> anyhow::
         bar.set_style(style.progress_chars("=> "));
     }
     let mut progress = |count| bar.inc(count);
-    manifest.digest_files(graph, &MemoryDigests::default(), &mut progress)?;
+    manifest.digest_files(graph, &mut progress)?;
     if tensors {
         manifest.digest_tensors(graph, &mut progress)?;
     }

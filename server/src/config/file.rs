@@ -108,6 +108,26 @@ pub struct LimitsSection {
     pub max_concurrent_runs: Option<usize>,
     #[serde(deserialize_with = "from_text")]
     pub max_override_bytes: Option<ByteSize>,
+    pub max_streams: Option<u32>,
+    pub max_headers: Option<usize>,
+    #[serde(deserialize_with = "from_text")]
+    pub max_header_size: Option<ByteSize>,
+    #[serde(deserialize_with = "from_text")]
+    pub max_header_list: Option<ByteSize>,
+    #[serde(deserialize_with = "from_text")]
+    pub header_timeout: Option<Span>,
+    #[serde(deserialize_with = "from_text")]
+    pub idle_timeout: Option<Span>,
+    #[serde(deserialize_with = "from_text")]
+    pub body_timeout: Option<Span>,
+    pub max_chunks: Option<u64>,
+    #[serde(deserialize_with = "from_text")]
+    pub max_connection_age: Option<Span>,
+    pub max_json_depth: Option<u32>,
+    pub max_json_nodes: Option<u32>,
+    pub max_tensors: Option<usize>,
+    pub max_dimensions: Option<usize>,
+    pub max_elements: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

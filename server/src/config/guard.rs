@@ -228,6 +228,18 @@ fn tls(args: &GuardArgs, file: TlsSection) -> Result<Option<TlsConfig>, ConfigEr
             return Err(invalid(flag, "has no effect without --grpc-use-ssl"));
         }
     }
+    if our_ca.is_none() && args.tls_client_auth.or(file.client_auth).is_some() {
+        return Err(invalid(
+            "--tls-client-auth",
+            "has no effect without --tls-client-ca: nobody would be asked for a certificate",
+        ));
+    }
+    if our_ca.is_none() && !is_mutual && file.client_scopes.is_some() {
+        return Err(invalid(
+            "tls.client_scopes",
+            "has no effect without --tls-client-ca",
+        ));
+    }
     if is_triton && is_ours {
         return Err(invalid(
             "--grpc-use-ssl",
@@ -293,4 +305,74 @@ pub(super) fn check_exposure(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(args: GuardArgs, tls: TlsSection) -> Result<GuardConfig, ConfigError> {
+        let sections = GuardSections {
+            tls,
+            auth: AuthSection::default(),
+            management: ManagementSection::default(),
+            quotas: QuotaSection::default(),
+        };
+        join(&args, sections)
+    }
+
+    fn with_certificate() -> GuardArgs {
+        GuardArgs {
+            tls_cert: Some("tls.crt".into()),
+            tls_key: Some("tls.key".into()),
+            ..GuardArgs::default()
+        }
+    }
+
+    #[test]
+    fn settings_that_would_protect_nothing_are_refused() {
+        let required = GuardArgs {
+            tls_client_auth: Some(ClientAuth::Required),
+            ..with_certificate()
+        };
+        let scopes = TlsSection {
+            client_scopes: Some(vec!["metrics".to_owned()]),
+            ..TlsSection::default()
+        };
+        let key_only = GuardArgs {
+            tls_cert: None,
+            ..with_certificate()
+        };
+        let audience_only = GuardArgs {
+            auth_jwt_audience: vec!["dormouse".to_owned()],
+            ..GuardArgs::default()
+        };
+        for (args, tls, setting) in [
+            (required, TlsSection::default(), "--tls-client-auth"),
+            (with_certificate(), scopes, "tls.client_scopes"),
+            (key_only, TlsSection::default(), "--tls-cert"),
+            (audience_only, TlsSection::default(), "--auth-jwt-keys"),
+        ] {
+            let error = joined(args, tls).unwrap_err().to_string();
+            assert!(error.contains(setting), "{setting}: {error}");
+        }
+    }
+
+    #[test]
+    fn who_shows_a_certificate_may_run_models_and_manage_none() {
+        let args = GuardArgs {
+            tls_client_ca: Some("clients.crt".into()),
+            ..with_certificate()
+        };
+        let config = joined(args.clone(), TlsSection::default()).unwrap();
+        assert!(config.authenticates());
+        assert!(config.certificate_scopes.contains(Scope::Inference));
+        assert!(!config.certificate_scopes.contains(Scope::Management));
+        let listed = GuardArgs {
+            auth_tokens: Some("tokens.toml".into()),
+            ..args
+        };
+        let config = joined(listed, TlsSection::default()).unwrap();
+        assert!(config.certificate_scopes.is_empty());
+    }
 }

@@ -25,6 +25,8 @@ pub struct RemoteConfig {
     pub retries: u32,
     /// How long one part may take.
     pub deadline: Duration,
+    /// How long listing a repository may take, with all its pages and attempts.
+    pub listing: Duration,
     /// How long to wait for a connection, an answer, or the next piece of it.
     pub patience: Duration,
     /// Empty: exactly the repositories that are given.
@@ -42,6 +44,7 @@ impl Default for RemoteConfig {
             concurrency: 8,
             retries: 4,
             deadline: Duration::from_secs(120),
+            listing: Duration::from_secs(600),
             patience: Duration::from_secs(20),
             allow: Vec::new(),
             ca_file: None,
@@ -160,6 +163,7 @@ impl RemoteConfig {
                 .repository_deadline
                 .or(file.deadline.map(|span| span.0))
                 .unwrap_or(defaults.deadline),
+            listing: defaults.listing,
             patience: defaults.patience,
             allow: allow.collect::<Result<_, _>>()?,
             ca_file: args

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{EngineError, Session, SessionTensor, StopHandle};
+use super::{EngineError, LostWorker, Session, SessionTensor, StopHandle, TensorRoom};
 use crate::request::Tensor;
 
 /// Equal sessions, each with its own copy of the weights; a run takes one that is free.
@@ -80,7 +80,81 @@ impl Session for Instances {
         self.sessions[taken.index].run(inputs, outputs, stop)
     }
 
+    fn room(&self, bytes: usize) -> Option<Box<dyn TensorRoom>> {
+        // Those of one model live in one place.
+        self.sessions[0].room(bytes)
+    }
+
+    fn lost(&self) -> Option<LostWorker> {
+        self.sessions.iter().find_map(|session| session.lost())
+    }
+
+    fn is_remote(&self) -> bool {
+        self.sessions[0].is_remote()
+    }
+
+    fn release_memory(&self) {
+        for session in &self.sessions {
+            session.release_memory();
+        }
+    }
+
     fn stop_handle(&self) -> Result<StopHandle, EngineError> {
         self.sessions[0].stop_handle()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A session in a process that is gone.
+    #[derive(Debug)]
+    struct Gone;
+
+    fn lost() -> LostWorker {
+        LostWorker {
+            worker: 1,
+            reason: "told to".into(),
+            by_itself: true,
+        }
+    }
+
+    impl Session for Gone {
+        fn inputs(&self) -> &[SessionTensor] {
+            &[]
+        }
+
+        fn outputs(&self) -> &[SessionTensor] {
+            &[]
+        }
+
+        fn run(
+            &self,
+            _: &[(usize, Tensor)],
+            _: &[usize],
+            _: &StopHandle,
+        ) -> Result<Vec<Tensor>, EngineError> {
+            Err(EngineError::Lost(lost()))
+        }
+
+        fn lost(&self) -> Option<LostWorker> {
+            Some(lost())
+        }
+
+        fn is_remote(&self) -> bool {
+            true
+        }
+
+        fn stop_handle(&self) -> Result<StopHandle, EngineError> {
+            Err(EngineError::Lost(lost()))
+        }
+    }
+
+    #[test]
+    fn instances_are_where_their_sessions_are_and_lost_with_them() {
+        let instances = Instances::new(Arc::new(Gone), vec![Arc::new(Gone)]);
+        assert!(instances.is_remote());
+        assert_eq!(instances.lost(), Some(lost()));
     }
 }

@@ -10,6 +10,8 @@ mod identity;
 mod model_proto;
 mod optimize;
 mod packed;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod pieces;
 mod prepared;
 mod protobuf;
 mod session;

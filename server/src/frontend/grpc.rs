@@ -16,6 +16,7 @@ use tonic::service::Routes;
 
 use crate::frontend::{health, scaler};
 use crate::guard::Door;
+use crate::limits::RequestLimits;
 use crate::service::Service;
 
 mod answer;
@@ -48,9 +49,6 @@ pub const LARGEST_MESSAGE: usize = i32::MAX as usize;
 
 /// For calls that carry names and settings but no tensors.
 const MAX_SMALL_MESSAGE: usize = 1 << 20;
-const HEADER_LIST_SIZE: u32 = 16 << 10;
-/// How long a new connection may take to say that it speaks HTTP/2.
-const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Who holds a request answers at its deadline; only after this long we do it instead.
 const DEADLINE_GRACE: Duration = Duration::from_millis(10);
 
@@ -66,8 +64,14 @@ pub struct GrpcOptions {
     pub max_stream_requests: usize,
     /// Compress answers for clients that accept it.
     pub compress_responses: bool,
-    /// How long a request's body may make no progress.
+    /// Bytes of a call's headers.
+    pub max_header_list: u32,
+    /// How long a new connection may take to say that it speaks HTTP/2.
+    pub header_timeout: Duration,
+    /// How long the next 32 KiB of a message may take.
     pub body_patience: Duration,
+    /// What a message may consist of.
+    pub request: RequestLimits,
     /// Idle connections are asked this often whether they are still there.
     pub keep_alive_interval: Duration,
     pub keep_alive_timeout: Duration,
@@ -95,7 +99,10 @@ impl Default for GrpcOptions {
             max_concurrent_streams: 128,
             max_stream_requests: 64,
             compress_responses: false,
+            max_header_list: 16 << 10,
+            header_timeout: Duration::from_secs(10),
             body_patience: Duration::from_secs(30),
+            request: RequestLimits::default(),
             keep_alive_interval: Duration::from_secs(30),
             keep_alive_timeout: Duration::from_secs(10),
             max_connection_age: None,

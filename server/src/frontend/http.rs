@@ -33,11 +33,12 @@ use http_body::Body as _;
 use tokio::sync::Semaphore;
 
 use self::answer::{Answer, Failure};
-use self::body::BodyHead;
+use self::body::{BodyHead, Room};
 use self::coding::Coding;
 use self::routes::{Access, Memory, ModelRef, Route};
 use crate::error::ServeError;
 use crate::guard::Need;
+use crate::limits::RequestLimits;
 use crate::log_settings;
 use crate::request::RawRequest;
 use crate::service::Service;
@@ -59,6 +60,10 @@ pub struct HttpLimits {
     pub max_input_size: u64,
     /// How long a body may take for its next 32 KiB.
     pub body_progress_timeout: Duration,
+    /// Chunks of a body without a declared length, for each 64 MiB of `max_input_size`.
+    pub max_chunks: u64,
+    /// What the content of a body may be like.
+    pub request: RequestLimits,
     /// Whether the page is served.
     pub page: bool,
 }
@@ -68,15 +73,18 @@ impl Default for HttpLimits {
         Self {
             max_input_size: 64 << 20,
             body_progress_timeout: Duration::from_secs(30),
+            max_chunks: 65_536,
+            request: RequestLimits::default(),
             page: true,
         }
     }
 }
 
 impl HttpLimits {
-    /// Chunks of a body without a declared length: one per KiB that is allowed, 65,536 at least.
+    /// Chunks of a body without a declared length.
     fn max_chunks(&self) -> u64 {
-        (self.max_input_size >> 10).max(65_536)
+        let parts = (self.max_input_size / (64 << 20)).max(1);
+        self.max_chunks.saturating_mul(parts)
     }
 }
 
@@ -167,7 +175,11 @@ impl App {
                 let span = tracer.and_then(|tracer| {
                     tracer.request(&head.headers, head.received, Protocol::Http)
                 });
-                return self.infer(model, head, body, span).await;
+                let answered = self.infer(model, head, body, span.clone()).await;
+                if let (Some(span), Err(failure)) = (span, &answered) {
+                    span.refused(&failure.message);
+                }
+                return answered;
             }
             Route::Load(model) => {
                 let body = self.read_body(head, body, 0).await?;
@@ -276,8 +288,11 @@ impl App {
         } else {
             // Only the JSON takes time; the binary tail is never looked at.
             let json = header_length.unwrap_or(body.len()) as u64;
-            self.work(json, move || infer::parse(&body, header_length, received))
-                .await??
+            let limits = self.limits.request;
+            self.work(json, move || {
+                infer::parse(&body, header_length, received, &limits)
+            })
+            .await??
         };
         let request = RawRequest {
             span: span.clone(),
@@ -316,7 +331,8 @@ impl App {
     async fn read_body(&self, head: &Head, body: Body, offset: usize) -> Result<Bytes, Failure> {
         let length = body.size_hint().exact();
         let body_head = BodyHead::read(&head.headers, length)?;
-        body::read(body, body_head, offset, &self.limits).await
+        let room = Room::new(&self.limits, &self.service.host().in_flight);
+        body::read(body, body_head, offset, room).await
     }
 
     /// Runs `task` here, or where blocking is allowed when it has many bytes to go through.

@@ -3,6 +3,7 @@
 mod guard;
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -26,6 +27,7 @@ use tracing::{debug, info, warn};
 
 use self::guard::{Guard, Requests};
 use crate::guard::{Door, Refusal};
+use crate::limits::Limit;
 
 /// The wait after a failed accept, and how far it doubles.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -51,6 +53,8 @@ pub struct ListenOptions {
     pub max_headers: usize,
     /// Bytes of a request's headers.
     pub max_header_bytes: usize,
+    /// Bytes of a request's headers over HTTP/2.
+    pub max_header_list: u32,
     /// Requests at once on one HTTP/2 connection.
     pub max_concurrent_streams: u32,
     /// Somebody else holds the socket too: connections nobody accepted wait there for our successor.
@@ -61,23 +65,30 @@ pub struct ListenOptions {
 }
 
 impl ListenOptions {
-    /// The defaults, with at most half of the process's file descriptors for connections.
+    /// The defaults, with a quarter of the process's file descriptors for connections.
     pub fn new(name: &'static str) -> Self {
-        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let half = usize::try_from(descriptors / 2).unwrap_or(usize::MAX);
         Self {
             name,
-            max_connections: half.clamp(1, 10_000),
+            max_connections: descriptors(4).min(10_000),
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
             max_headers: 64,
             max_header_bytes: 32 << 10,
+            max_header_list: 16 << 10,
             max_concurrent_streams: 128,
             queue_survives: false,
             counters: Arc::default(),
             door: Door::default(),
         }
     }
+}
+
+/// One part in so many of the file descriptors that the process may have. Two listeners for
+/// inference have a quarter each and those for metrics and management less: however many connect,
+/// descriptors are left for the files of models that are woken.
+pub(crate) fn descriptors(parts: u64) -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit / parts).unwrap_or(usize::MAX).max(1)
 }
 
 /// What a listener has seen.
@@ -158,12 +169,17 @@ async fn run(
     };
     let mut shutdown = pin!(shutdown);
     let mut back_off = None;
+    let mut waiting = None;
     loop {
+        let next = next(&mut listener, &permits, back_off, &mut waiting);
         let (stream, permit) = tokio::select! {
             () = &mut shutdown => break,
-            accepted = next(&mut listener, &permits, back_off) => match accepted {
+            accepted = next => match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
+                    if lacks_descriptors(&error) {
+                        Limit::Descriptors.refuse();
+                    }
                     options.counters.accept_errors.fetch_add(1, Ordering::Relaxed);
                     if back_off.is_none() {
                         warn!(listener = options.name, %error, "cannot accept connections, trying again");
@@ -185,7 +201,7 @@ async fn run(
     if options.queue_survives {
         drop(listener);
     } else {
-        for stream in listener.rest() {
+        for stream in waiting.into_iter().chain(listener.rest()) {
             let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
                 break;
             };
@@ -229,8 +245,12 @@ impl Server {
         };
         let guard = Guard::new(stream, requests.clone(), self.options.header_timeout);
         let router = self.router;
+        let max_streams = u64::from(self.options.max_concurrent_streams);
         let service = service_fn(move |request: hyper::Request<Incoming>| {
             let under_way = requests.begin();
+            if requests.under_way() >= max_streams {
+                Limit::Streams.refuse();
+            }
             let admitted = visitor.admit(&request);
             let speaks_grpc = visitor.speaks_grpc(&request);
             let router = router.clone();
@@ -263,6 +283,7 @@ impl Server {
             }
         };
         if let Err(error) = ended {
+            note_refusal(&*error);
             debug!(listener = name, error, "connection failed");
         }
     }
@@ -280,18 +301,50 @@ pub(super) async fn first_request(has_begun: impl Fn() -> bool) {
     let _ = tokio::time::timeout(FIRST_REQUEST_PATIENCE, begun).await;
 }
 
-/// The next connection, once there is room for it and the wait after a failure is over.
+/// Counts what the protocol library refused by itself.
+pub(super) fn note_refusal(error: &(dyn Error + 'static)) {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<hyper::Error>()
+            && error.is_parse_too_large()
+        {
+            Limit::Headers.refuse();
+        }
+        if let Some(error) = error.downcast_ref::<h2::Error>()
+            && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM)
+            && !error.is_remote()
+        {
+            Limit::Http2Floods.refuse();
+        }
+        cause = error.source();
+    }
+}
+
+/// Whether an accept failed because the process, or the system, has no descriptor left.
+pub(super) fn lacks_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+/// The next connection, once there is room for it and the wait after a failure is over. One that
+/// finds no room stays in `waiting`.
 async fn next(
     listener: &mut impl Accept,
     permits: &Arc<Semaphore>,
     wait: Option<Duration>,
+    waiting: &mut Option<TcpStream>,
 ) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
     if let Some(wait) = wait {
         tokio::time::sleep(wait).await;
     }
+    if waiting.is_none() {
+        *waiting = Some(listener.accept().await?);
+        if permits.available_permits() == 0 {
+            Limit::Connections.refuse();
+        }
+    }
     let permit = permits.clone().acquire_owned().await;
     let permit = permit.map_err(io::Error::other)?;
-    let stream = listener.accept().await?;
+    let stream = waiting.take().ok_or(io::ErrorKind::NotConnected)?;
     Ok((stream, permit))
 }
 
@@ -310,7 +363,7 @@ fn builder(options: &ListenOptions) -> Builder<TokioExecutor> {
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(options.max_concurrent_streams)
-        .max_header_list_size(16 << 10)
+        .max_header_list_size(options.max_header_list)
         .initial_stream_window_size(256 << 10)
         .initial_connection_window_size(2 << 20)
         .keep_alive_interval(Duration::from_secs(30))

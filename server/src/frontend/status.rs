@@ -6,10 +6,7 @@ use dormouse_core::code::ErrorCode;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use crate::error::ServeError;
-
-/// Longer messages are cut: a status travels in headers, which clients bound to 8 KiB.
-const MAX_STATUS_MESSAGE: usize = 2048;
+use crate::error::{ServeError, shorten};
 
 /// The gRPC code of an error, as Triton's clients know it.
 pub const fn grpc_code(code: ErrorCode) -> tonic::Code {
@@ -41,26 +38,12 @@ pub const fn http_status(code: ErrorCode) -> http::StatusCode {
     }
 }
 
-/// The `reason` label of `nv_inference_request_failure`.
-pub const fn failure_reason(code: ErrorCode) -> &'static str {
-    match code {
-        ErrorCode::Overloaded | ErrorCode::DeadlineExceeded => "REJECTED",
-        ErrorCode::Cancelled => "CANCELED",
-        ErrorCode::Internal => "BACKEND",
-        ErrorCode::InvalidRequest
-        | ErrorCode::NotFound
-        | ErrorCode::Unsupported
-        | ErrorCode::NeverFits
-        | ErrorCode::Unavailable => "OTHER",
-    }
-}
-
 /// The gRPC status of an error. A retry hint travels twice: as `google.rpc.RetryInfo` for
 /// programs that read details and as `grpc-retry-pushback-ms` for the retry policy built into
 /// gRPC clients.
 pub fn to_status(error: &ServeError) -> tonic::Status {
     let code = grpc_code(error.code());
-    let message = shorten(error.message());
+    let message = shorten(error.message().to_owned());
     let Some(wait) = error.retry_hint() else {
         return tonic::Status::new(code, message);
     };
@@ -82,45 +65,28 @@ fn pushback_millis(wait: Duration) -> i32 {
     i32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
 }
 
-/// Cuts a message to what fits into headers, between characters.
-pub(crate) fn shorten(message: &str) -> String {
-    if message.len() <= MAX_STATUS_MESSAGE {
-        return message.to_owned();
-    }
-    let mut end = MAX_STATUS_MESSAGE;
-    while !message.is_char_boundary(end) {
-        end -= 1;
-    }
-    format!("{}…", &message[..end])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::MAX_MESSAGE;
 
     #[test]
     fn codes_are_those_that_triton_clients_expect() {
         use ErrorCode::*;
         let table = [
-            (InvalidRequest, tonic::Code::InvalidArgument, 400, "OTHER"),
-            (NotFound, tonic::Code::NotFound, 404, "OTHER"),
-            (Unsupported, tonic::Code::Unimplemented, 501, "OTHER"),
-            (Overloaded, tonic::Code::Unavailable, 503, "REJECTED"),
-            (
-                DeadlineExceeded,
-                tonic::Code::DeadlineExceeded,
-                503,
-                "REJECTED",
-            ),
-            (NeverFits, tonic::Code::FailedPrecondition, 507, "OTHER"),
-            (Unavailable, tonic::Code::Unavailable, 503, "OTHER"),
-            (Cancelled, tonic::Code::Cancelled, 503, "CANCELED"),
-            (Internal, tonic::Code::Internal, 500, "BACKEND"),
+            (InvalidRequest, tonic::Code::InvalidArgument, 400),
+            (NotFound, tonic::Code::NotFound, 404),
+            (Unsupported, tonic::Code::Unimplemented, 501),
+            (Overloaded, tonic::Code::Unavailable, 503),
+            (DeadlineExceeded, tonic::Code::DeadlineExceeded, 503),
+            (NeverFits, tonic::Code::FailedPrecondition, 507),
+            (Unavailable, tonic::Code::Unavailable, 503),
+            (Cancelled, tonic::Code::Cancelled, 503),
+            (Internal, tonic::Code::Internal, 500),
         ];
-        for (code, grpc, http, reason) in table {
+        for (code, grpc, http) in table {
             assert_eq!(grpc_code(code), grpc, "{code:?}");
             assert_eq!(http_status(code).as_u16(), http, "{code:?}");
-            assert_eq!(failure_reason(code), reason, "{code:?}");
         }
     }
 
@@ -147,7 +113,7 @@ mod tests {
     #[test]
     fn long_messages_are_cut_between_characters() {
         let status = to_status(&ServeError::internal("é".repeat(3000)));
-        assert!(status.message().len() <= MAX_STATUS_MESSAGE + '…'.len_utf8());
+        assert!(status.message().len() <= MAX_MESSAGE + '…'.len_utf8());
         assert!(status.message().ends_with("é…"));
     }
 }

@@ -7,20 +7,44 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-use super::quota::Permit;
+use super::quota::{Arriving, Permit};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A request's body, counted where there is a permit.
+/// A request's body, counted where somebody wants to know.
 #[derive(Debug)]
 pub(crate) struct Counted<B> {
     body: B,
-    permit: Option<Arc<Permit>>,
+    meter: Meter,
+}
+
+/// Who counts the bytes of a body.
+#[derive(Clone, Debug, Default)]
+pub(super) enum Meter {
+    #[default]
+    Nobody,
+    /// All of them belong to one request.
+    Request(Arc<Permit>),
+    /// They become requests, one after the other.
+    Stream(Arc<Arriving>),
+}
+
+impl Meter {
+    fn receive(&self, bytes: u64) -> Result<(), BoxError> {
+        match self {
+            Self::Request(permit) if !permit.receive(bytes) => Err(TooMuch.into()),
+            Self::Stream(arriving) => arriving
+                .receive(bytes)
+                // Nobody replaces what a stream says of its own end.
+                .map_err(|refusal| refusal.status().into()),
+            Self::Nobody | Self::Request(_) => Ok(()),
+        }
+    }
 }
 
 impl<B> Counted<B> {
-    pub(super) fn new(body: B, permit: Option<Arc<Permit>>) -> Self {
-        Self { body, permit }
+    pub(super) fn new(body: B, meter: Meter) -> Self {
+        Self { body, meter }
     }
 }
 
@@ -43,12 +67,12 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
         let frame = Pin::new(&mut this.body).poll_frame(cx);
-        if let Some(permit) = &this.permit
+        if !matches!(this.meter, Meter::Nobody)
             && let Poll::Ready(Some(Ok(frame))) = &frame
             && let Some(data) = frame.data_ref()
-            && !permit.receive(data.len() as u64)
+            && let Err(error) = this.meter.receive(data.len() as u64)
         {
-            return Poll::Ready(Some(Err(TooMuch.into())));
+            return Poll::Ready(Some(Err(error)));
         }
         frame.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
     }

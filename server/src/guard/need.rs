@@ -72,6 +72,8 @@ pub enum Need {
     /// Reading about the server and its models: a credential with any scope.
     Metadata,
     Inference,
+    /// Registering memory of other programs, which inference then reads and writes.
+    SharedMemory,
     /// One call with many requests, each of which counts for itself.
     InferenceStream,
     Management,
@@ -88,7 +90,9 @@ impl Need {
         match self {
             Self::Probe | Self::Page | Self::Unknown => true,
             Self::Metadata => !scopes.is_empty(),
-            Self::Inference | Self::InferenceStream => scopes.contains(Scope::Inference),
+            Self::Inference | Self::InferenceStream | Self::SharedMemory => {
+                scopes.contains(Scope::Inference)
+            }
             Self::Management | Self::Load => scopes.contains(Scope::Management),
             Self::Metrics => scopes.contains(Scope::Metrics),
         }
@@ -99,7 +103,7 @@ impl Need {
         match self {
             Self::Probe | Self::Page => "open",
             Self::Metadata => "any scope",
-            Self::Inference | Self::InferenceStream => "inference",
+            Self::Inference | Self::InferenceStream | Self::SharedMemory => "inference",
             Self::Management | Self::Load => "management",
             Self::Metrics => "metrics",
             Self::Unknown => "a credential",
@@ -111,7 +115,16 @@ impl Need {
     }
 
     pub(super) fn is_inference(self) -> bool {
-        matches!(self, Self::Inference | Self::InferenceStream)
+        matches!(
+            self,
+            Self::Inference | Self::InferenceStream | Self::SharedMemory
+        )
+    }
+
+    /// Whether it changes more than what a request is answered: a browser must not be talked into
+    /// that by somebody else's page.
+    pub(super) fn reaches_beyond_models(self) -> bool {
+        self.is_management() || self == Self::SharedMemory
     }
 
     /// Whether a quota of requests counts it: who watches the server is never turned away.

@@ -19,6 +19,9 @@ use crate::config::file::from_text;
 /// Clients that are remembered at once; those with nothing under way are forgotten first.
 const MAX_CLIENTS: usize = 8192;
 const MINUTE: Duration = Duration::from_secs(60);
+/// What a request may take on a stream beyond what it counts as: several may come in one piece,
+/// and none of them may be refused for what the next one brings.
+const FRAMING: u64 = 64 << 10;
 /// When a client that has too much under way may try again: whatever it has may end any time.
 const SHORTLY: Duration = Duration::from_secs(1);
 
@@ -104,6 +107,8 @@ pub(super) struct Account {
     label: Arc<str>,
     running: AtomicUsize,
     bytes: AtomicU64,
+    /// Of requests on streams that are not complete yet, and so not among these.
+    arriving: AtomicU64,
     /// When models were loaded, during the last minute.
     loads: Mutex<VecDeque<Instant>>,
     counters: Counters,
@@ -148,7 +153,13 @@ impl Quotas {
         if clients.len() >= MAX_CLIENTS {
             clients.retain(|_, account| account.is_in_use());
         }
-        let key = if clients.len() >= MAX_CLIENTS {
+        // Those in the file of credentials are few, and others must not push them out of what is
+        // theirs.
+        let is_listed = matches!(
+            key,
+            Key::Named(ClientKind::Token | ClientKind::Certificate, _)
+        );
+        let key = if clients.len() >= MAX_CLIENTS && !is_listed {
             Key::Rest
         } else {
             key
@@ -159,6 +170,7 @@ impl Quotas {
                 label,
                 running: AtomicUsize::new(0),
                 bytes: AtomicU64::new(0),
+                arriving: AtomicU64::new(0),
                 loads: Mutex::default(),
                 counters: self.counters.clone(),
             })
@@ -230,6 +242,14 @@ impl Account {
         ))
     }
 
+    fn too_many_bytes(&self, limit: ByteSize) -> Refusal {
+        self.refuse(
+            Quota::Bytes,
+            format!("this client's requests under way may hold {limit}, which is its quota"),
+            SHORTLY,
+        )
+    }
+
     fn refuse(&self, quota: Quota, message: String, wait: Duration) -> Refusal {
         self.counters.over_quota(quota, &self.label);
         Refusal::exhausted(message, wait)
@@ -262,13 +282,52 @@ impl Permit {
     /// Why the request must not be answered, if it brought too much.
     pub(super) fn refusal(&self) -> Option<Refusal> {
         let limit = self.account.limits.bytes_in_flight?;
-        self.exceeded.load(Ordering::Relaxed).then(|| {
-            self.account.refuse(
-                Quota::Bytes,
-                format!("this client's requests under way may hold {limit}, which is its quota"),
-                SHORTLY,
-            )
-        })
+        let exceeded = self.exceeded.load(Ordering::Relaxed);
+        exceeded.then(|| self.account.too_many_bytes(limit))
+    }
+}
+
+/// What came on a stream and is no request yet; given back on drop.
+///
+/// Counted apart from requests: one of these that is too much is refused without harm to the
+/// stream, which ends when it is the parts of requests that are.
+#[derive(Debug)]
+pub(super) struct Arriving {
+    account: Arc<Account>,
+    bytes: AtomicU64,
+}
+
+impl Arriving {
+    pub(super) fn new(account: Arc<Account>) -> Self {
+        Self {
+            account,
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts bytes of the stream; fails when the client has too many of that kind.
+    pub(super) fn receive(&self, bytes: u64) -> Result<(), Refusal> {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let before = self.account.arriving.fetch_add(bytes, Ordering::Relaxed);
+        match self.account.limits.bytes_in_flight {
+            // What frames it does not count.
+            Some(limit) if before.saturating_add(bytes) > limit.0.saturating_add(FRAMING) => {
+                Err(self.account.too_many_bytes(limit))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// They are a request by now, which counts for itself.
+    pub(super) fn taken_up(&self) {
+        let bytes = self.bytes.swap(0, Ordering::Relaxed);
+        self.account.arriving.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.taken_up();
     }
 }
 
@@ -356,6 +415,35 @@ mod tests {
         assert!(quotas.clients.lock().len() <= MAX_CLIENTS + 1);
         assert!(quotas.account(None, HOME).unwrap().enter().is_err());
         drop(permit);
+    }
+
+    #[test]
+    fn who_is_listed_keeps_a_quota_of_their_own_in_a_crowd() {
+        let (quotas, _metrics) = quotas(QuotaLimits {
+            concurrency: Some(1),
+            ..QuotaLimits::default()
+        });
+        let crowd: Vec<_> = (0..=MAX_CLIENTS as u32)
+            .map(|client| quotas.account(None, std::net::Ipv4Addr::from_bits(client).into()))
+            .collect();
+        let rest = crowd.last().unwrap().clone().unwrap();
+        let busy = rest.enter().unwrap();
+        let client = |kind| Client {
+            kind,
+            name: "team-a".into(),
+            scopes: Default::default(),
+            quota: QuotaLimits {
+                concurrency: Some(2),
+                ..QuotaLimits::default()
+            },
+        };
+        let listed = quotas
+            .account(Some(&client(ClientKind::Token)), HOME)
+            .unwrap();
+        let held = (listed.enter().unwrap(), listed.enter().unwrap());
+        let other = quotas.account(Some(&client(ClientKind::Jwt)), HOME);
+        assert!(other.unwrap().enter().is_err());
+        drop((busy, held));
     }
 
     #[test]

@@ -33,6 +33,8 @@ fn needs(_: &Method, path: &str) -> Need {
         "/probe" => Need::Probe,
         "/metadata" => Need::Metadata,
         "/infer" => Need::Inference,
+        "/stream" => Need::InferenceStream,
+        "/region" => Need::SharedMemory,
         "/unload" => Need::Management,
         "/load" => Need::Load,
         "/metrics" => Need::Metrics,
@@ -84,12 +86,77 @@ fn without_authentication_only_management_is_bound_to_this_machine() {
         let evil = [("host", "127.0.0.1:1"), ("origin", "http://evil.example")];
         assert_eq!(asked(&door, HOME, path, &evil), 403, "{path}");
     }
+    assert_eq!(asked(&door, AWAY, "/region", &[]), 200);
+    let evil = [("host", "127.0.0.1:1"), ("origin", "http://evil.example")];
+    assert_eq!(asked(&door, HOME, "/region", &evil), 403);
+    assert_eq!(asked(&door, HOME, "/infer", &evil), 200);
     let config = GuardConfig {
         remote_management: true,
         ..GuardConfig::default()
     };
     let door = guard(config).door(Listener::Http, needs);
     assert_eq!(asked(&door, AWAY, "/load", &[]), 200);
+}
+
+#[test]
+fn a_load_that_is_refused_for_something_else_is_not_counted_as_one() {
+    let config = GuardConfig {
+        quotas: QuotaLimits {
+            concurrency: Some(1),
+            loads_per_minute: Some(1),
+            ..QuotaLimits::default()
+        },
+        ..GuardConfig::default()
+    };
+    let door = guard(config).door(Listener::Http, needs);
+    let visitor = door.visitor(HOME, None);
+    let under_way = visitor.admit(&request("/infer", &[])).unwrap();
+    assert_eq!(asked(&door, HOME, "/load", &[]), 429);
+    drop(under_way);
+    assert_eq!(asked(&door, HOME, "/load", &[]), 200);
+    assert_eq!(asked(&door, HOME, "/load", &[]), 429);
+}
+
+#[tokio::test]
+async fn what_comes_on_streams_is_counted_before_it_is_a_request() {
+    let limit = 1 << 20;
+    let config = GuardConfig {
+        quotas: QuotaLimits {
+            bytes_in_flight: Some(dormouse_core::id::ByteSize(limit)),
+            ..QuotaLimits::default()
+        },
+        ..GuardConfig::default()
+    };
+    let door = guard(config).door(Listener::Grpc, needs);
+    let visitor = door.visitor(HOME, None);
+    let piece = vec![0; 1 << 20];
+    // What a stream brings, read to its end or to the error that is one.
+    let read = async || {
+        let body = Body::from(piece.clone());
+        let request = Request::post("/stream").body(body).unwrap();
+        let pass = visitor.admit(&request).unwrap();
+        let (told, heard) = tokio::sync::oneshot::channel();
+        let answer = move |request: Request<body::Counted<Body>>| async move {
+            let (parts, body) = request.into_parts();
+            let quota = parts.extensions.get::<StreamQuota>().unwrap().clone();
+            let read = body.collect().await.map(|_| ());
+            let error = read.err();
+            let error = error.map(|error| *error.downcast::<tonic::Status>().unwrap());
+            told.send((quota, error)).ok();
+            Response::new(Body::empty())
+        };
+        pass.accompany(request, answer).await.unwrap();
+        heard.await.unwrap()
+    };
+    let (first, error) = read().await;
+    assert!(error.is_none(), "{error:?}");
+    let (second, error) = read().await;
+    assert_eq!(error.unwrap().code(), tonic::Code::ResourceExhausted);
+    drop(second);
+    let permit = first.enter(10).unwrap();
+    let (_third, error) = read().await;
+    assert!(error.is_none(), "{error:?}");
+    drop(permit);
 }
 
 #[test]
@@ -223,6 +290,28 @@ fn tokens_are_read_again_and_wrong_ones_change_nothing() {
     .unwrap();
     guard.follow_once(&mut watched);
     assert_eq!(asked(&door, HOME, "/load", &ops), 401);
+}
+
+#[test]
+fn files_that_could_not_be_read_are_tried_again_though_they_look_the_same() {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static TRIES: AtomicU32 = AtomicU32::new(0);
+    let (guard, file) = with_tokens();
+    let fails_once = |_: &Guard| match TRIES.fetch_add(1, Ordering::SeqCst) {
+        0 => Err(GuardError::Read {
+            what: "tokens",
+            path: "tokens.toml".into(),
+            source: std::io::Error::other("no descriptor is left"),
+        }),
+        _ => Ok(()),
+    };
+    let mut watched = watch::watched(&guard.config);
+    watched[0].replace_reload(fails_once);
+    std::fs::write(file.path(), "changed").unwrap();
+    for tries in [1, 2, 2] {
+        guard.follow_once(&mut watched);
+        assert_eq!(TRIES.load(Ordering::SeqCst), tries);
+    }
 }
 
 #[test]

@@ -5,14 +5,14 @@ use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use http::{HeaderMap, HeaderName, Method, Request, Response, header};
+use http::{HeaderMap, HeaderName, Method, Request, Response, Uri, header};
 use tokio::net::TcpStream;
 
-use super::body::{Counted, Held};
+use super::body::{Counted, Held, Meter};
 use super::certificate::Certificate;
 use super::counters::Denial;
 use super::need::Need;
-use super::quota::{Account, Permit};
+use super::quota::{Account, Arriving, Permit};
 use super::{Client, Guard, Listener, Needs, Refusal, Transport, is_loopback};
 
 /// The entrance of one listener.
@@ -143,12 +143,9 @@ impl Visitor {
     #[inline]
     pub(crate) fn admit<B>(&self, request: &Request<B>) -> Result<Pass, Refusal> {
         match &self.entrance {
-            Some(entrance) if !self.is_free || entrance.meets_browser(request) => self.examine(
-                entrance,
-                request.method(),
-                request.uri().path(),
-                request.headers(),
-            ),
+            Some(entrance) if !self.is_free || entrance.meets_browser(request) => {
+                self.examine(entrance, request.method(), request.uri(), request.headers())
+            }
             _ => Ok(Pass::default()),
         }
     }
@@ -164,12 +161,12 @@ impl Visitor {
         &self,
         entrance: &Entrance,
         method: &Method,
-        path: &str,
+        uri: &Uri,
         headers: &HeaderMap,
     ) -> Result<Pass, Refusal> {
         let guard = &*entrance.guard;
         let config = &guard.config;
-        let need = (entrance.needs)(method, path);
+        let need = (entrance.needs)(method, uri.path());
         if need == Need::Page || (need == Need::Probe && !config.guard_probes) {
             return Ok(Pass::default());
         }
@@ -196,11 +193,12 @@ impl Visitor {
         }
         self.check_place(entrance, need)?;
         // A browser sends certificates by itself, but never a token that it was not given.
-        if need.is_management()
+        if need.reaches_beyond_models()
             && !headers.contains_key(header::AUTHORIZATION)
-            && acts_for_another_site(headers)
+            && acts_for_another_site(headers, uri, entrance.is_encrypted)
         {
-            let refusal = Refusal::forbidden("management is not for pages of other sites");
+            let refusal =
+                Refusal::forbidden("management and shared memory are not for pages of other sites");
             return Err(guard.deny(Denial::CrossOrigin, refusal));
         }
         self.take(guard, need, client.as_deref())
@@ -235,17 +233,19 @@ impl Visitor {
         let Some(account) = guard.quotas.account(client, self.ip) else {
             return Ok(Pass::default());
         };
-        if need == Need::Load {
-            account.load()?;
-        }
         if need == Need::InferenceStream {
             return Ok(Pass {
                 permit: None,
-                stream: Some(StreamQuota(account)),
+                stream: Some(StreamQuota::new(account)),
             });
         }
+        let permit = account.enter()?;
+        if need == Need::Load {
+            // Last: what is refused for something else is no load.
+            account.load()?;
+        }
         Ok(Pass {
-            permit: Some(Arc::new(account.enter()?)),
+            permit: Some(Arc::new(permit)),
             stream: None,
         })
     }
@@ -269,8 +269,12 @@ impl Pass {
         F: Future<Output = Response<A>>,
         A: From<Accompanied<A>>,
     {
-        let permit = self.permit.clone();
-        let mut request = request.map(|body| Counted::new(body, permit));
+        let meter = match (&self.permit, &self.stream) {
+            (Some(permit), _) => Meter::Request(Arc::clone(permit)),
+            (None, Some(stream)) => Meter::Stream(Arc::clone(&stream.arriving)),
+            (None, None) => Meter::Nobody,
+        };
+        let mut request = request.map(|body| Counted::new(body, meter));
         if let Some(stream) = self.stream {
             request.extensions_mut().insert(stream);
         }
@@ -307,17 +311,45 @@ impl From<Accompanied<tonic::body::Body>> for tonic::body::Body {
 
 /// The quota that each request of a stream counts against.
 #[derive(Clone, Debug)]
-pub(crate) struct StreamQuota(Arc<Account>);
+pub(crate) struct StreamQuota {
+    account: Arc<Account>,
+    /// Of the next request.
+    arriving: Arc<Arriving>,
+}
 
 impl StreamQuota {
+    pub(super) fn new(account: Arc<Account>) -> Self {
+        Self {
+            arriving: Arc::new(Arriving::new(Arc::clone(&account))),
+            account,
+        }
+    }
+
     /// Counts one request of this many bytes until the permit is dropped.
     pub(crate) fn enter(&self, bytes: usize) -> Result<StreamPermit, Refusal> {
-        let permit = self.0.enter()?;
+        self.arriving.taken_up();
+        let permit = self.account.enter()?;
         permit.receive(bytes as u64);
         match permit.refusal() {
             Some(refusal) => Err(refusal),
             None => Ok(StreamPermit(permit)),
         }
+    }
+}
+
+#[cfg(test)]
+impl StreamQuota {
+    /// Of a client who may have so many bytes under way.
+    pub(crate) fn of_bytes(bytes: u64) -> Self {
+        let limits = super::QuotaLimits {
+            bytes_in_flight: Some(dormouse_core::id::ByteSize(bytes)),
+            ..super::QuotaLimits::default()
+        };
+        let metrics = crate::metrics::Metrics::new().expect("metrics need nothing");
+        let counters = super::counters::Counters::new(&metrics);
+        let quotas = super::quota::Quotas::new(limits, counters);
+        let account = quotas.account(None, Ipv4Addr::LOCALHOST.into());
+        Self::new(account.expect("there is a limit"))
     }
 }
 
@@ -339,7 +371,7 @@ fn is_browser(headers: &HeaderMap) -> bool {
 static SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Whether a browser sends this for a page that is not ours, or may not be.
-fn acts_for_another_site(headers: &HeaderMap) -> bool {
+fn acts_for_another_site(headers: &HeaderMap, uri: &Uri, is_encrypted: bool) -> bool {
     if !is_browser(headers) {
         return false;
     }
@@ -347,7 +379,9 @@ fn acts_for_another_site(headers: &HeaderMap) -> bool {
     if matches!(text("sec-fetch-site"), Some(site) if site != "same-origin" && site != "none") {
         return true;
     }
-    let Some(host) = text("host") else {
+    // Over HTTP/2 it is part of the address.
+    let authority = || uri.authority().map(http::uri::Authority::as_str);
+    let Some(host) = text("host").or_else(authority) else {
         return true;
     };
     let origin = text("origin");
@@ -355,6 +389,10 @@ fn acts_for_another_site(headers: &HeaderMap) -> bool {
         && origin.split_once("://").map(|(_, rest)| rest) != Some(host)
     {
         return true;
+    }
+    // The browser has seen a certificate for this name.
+    if is_encrypted {
+        return false;
     }
     // A name that others can make point to this machine proves nothing.
     let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
@@ -418,7 +456,38 @@ mod tests {
                     (name, http::HeaderValue::from_static(value))
                 })
                 .collect();
-            assert_eq!(acts_for_another_site(&map), other, "{headers:?}");
+            let uri = Uri::from_static("/v2");
+            let found = acts_for_another_site(&map, &uri, false);
+            assert_eq!(found, other, "{headers:?}");
         }
+    }
+
+    #[test]
+    fn our_own_page_is_known_by_its_certificate_and_over_http2() {
+        let own = |host: Option<&'static str>, origin, uri, is_encrypted| {
+            let mut headers = HeaderMap::new();
+            headers.insert("origin", http::HeaderValue::from_static(origin));
+            if let Some(host) = host {
+                headers.insert("host", http::HeaderValue::from_static(host));
+            }
+            !acts_for_another_site(&headers, &Uri::from_static(uri), is_encrypted)
+        };
+        let (here, at) = ("https://models.example:8000", "models.example:8000");
+        assert!(own(Some(at), here, "/v2", true));
+        assert!(!own(Some(at), here, "/v2", false));
+        assert!(own(None, here, "https://models.example:8000/v2", true));
+        assert!(own(
+            None,
+            "http://127.0.0.1:1",
+            "http://127.0.0.1:1/v2",
+            false
+        ));
+        assert!(!own(
+            None,
+            "https://evil.example",
+            "https://127.0.0.1:1/v2",
+            true
+        ));
+        assert!(!own(None, here, "/v2", true));
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct Watched {
     what: &'static str,
     files: Vec<PathBuf>,
     seen: Vec<Look>,
+    /// They are not in use because they could not be read, whatever they hold.
+    unread: bool,
     reload: fn(&Guard) -> Result<(), GuardError>,
 }
 
@@ -49,6 +51,13 @@ impl Watched {
     }
 }
 
+#[cfg(test)]
+impl Watched {
+    pub(super) fn replace_reload(&mut self, reload: fn(&Guard) -> Result<(), GuardError>) {
+        self.reload = reload;
+    }
+}
+
 /// The files of a configuration, as they look now.
 pub(super) fn watched(config: &GuardConfig) -> Vec<Watched> {
     let mut watched = Vec::new();
@@ -57,6 +66,7 @@ pub(super) fn watched(config: &GuardConfig) -> Vec<Watched> {
             what,
             seen: files.iter().map(|path| look(path)).collect(),
             files: files.into_iter().map(Path::to_owned).collect(),
+            unread: false,
             reload,
         });
     };
@@ -98,8 +108,15 @@ impl Guard {
         Ok(())
     }
 
-    fn reload(&self, watched: &Watched) {
+    fn reload(&self, watched: &mut Watched) {
+        let is_known = std::mem::take(&mut watched.unread);
         let result = (watched.reload)(self);
+        // A lack of descriptors passes without a trace in the files. A token that was taken out
+        // must not stay good for that.
+        watched.unread = matches!(result, Err(GuardError::Read { .. }));
+        if is_known && watched.unread {
+            return;
+        }
         self.counters.reloaded(watched.what, result.is_ok());
         match result {
             Ok(()) => tracing::info!(what = watched.what, "read again"),
@@ -114,6 +131,9 @@ impl Guard {
     pub(super) fn follow_once(&self, watched: &mut [Watched]) {
         for files in watched {
             if files.has_changed() {
+                files.unread = false;
+                self.reload(files);
+            } else if files.unread {
                 self.reload(files);
             }
         }

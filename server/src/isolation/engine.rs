@@ -14,11 +14,11 @@ use parking_lot::Mutex;
 
 use super::Isolation;
 use super::messages::{Hello, PackedWeight, Reply, Request, SourceForm};
-use super::nursery::OnDeath;
-use super::segment::Blob;
+use super::nursery::{OnDeath, Vitals};
+use super::segment::{Blob, Pool};
 use super::session::RemoteSession;
 use super::socket::MOST_FDS;
-use super::worker::Worker;
+use super::worker::{Worker, own_bytes};
 use crate::engine::{
     Engine, EngineError, EngineIdentity, GraphBytes, ModelBytes, OptimizeError, Optimized, Packing,
     PreparedBytes, Session,
@@ -45,8 +45,23 @@ pub struct IsolatedEngine {
     label: String,
     bounds: Bounds,
     on_death: OnDeath,
+    /// Held while a worker starts, which takes long: whoever only looks does not wait for that.
+    starting: Mutex<()>,
     /// The one that has sessions.
-    present: Mutex<Weak<Worker>>,
+    present: Mutex<Option<Present>>,
+}
+
+/// A worker, without keeping it: whoever lets go of the last reference waits for its end.
+struct Present {
+    worker: Weak<Worker>,
+    vitals: Arc<Vitals>,
+    pool: Weak<Pool>,
+}
+
+impl Present {
+    fn is_there(&self) -> bool {
+        self.worker.strong_count() > 0 && !self.vitals.is_dead()
+    }
 }
 
 impl fmt::Debug for IsolatedEngine {
@@ -70,25 +85,37 @@ impl IsolatedEngine {
             label,
             bounds,
             on_death,
+            starting: Mutex::default(),
             present: Mutex::default(),
         }
     }
 
     /// The process that has the sessions, while there are any.
     pub fn pid(&self) -> Option<u32> {
-        let worker = self.present.lock().upgrade()?;
-        (!worker.is_dead()).then_some(worker.vitals.pid)
+        let present = self.present.lock();
+        let present = present.as_ref().filter(|present| present.is_there());
+        present.map(|present| present.vitals.pid)
     }
 
     /// What that process holds that nobody else does, tensors on their way included.
     pub fn held_bytes(&self) -> u64 {
-        let worker = self.present.lock().upgrade();
-        worker.map_or(0, |worker| worker.held_bytes())
+        let (pid, pool) = {
+            let present = self.present.lock();
+            let Some(present) = present.as_ref().filter(|present| present.is_there()) else {
+                return 0;
+            };
+            (present.vitals.pid, present.pool.upgrade())
+        };
+        own_bytes(pid).saturating_add(pool.map_or(0, |pool| pool.bytes()))
     }
 
     fn worker(&self) -> Result<Arc<Worker>, EngineError> {
-        let mut present = self.present.lock();
-        if let Some(worker) = present.upgrade().filter(|worker| !worker.is_dead()) {
+        let _starting = self.starting.lock();
+        let present = self.present.lock().as_ref().and_then(|present| {
+            let there = present.is_there();
+            there.then(|| present.worker.upgrade()).flatten()
+        });
+        if let Some(worker) = present {
             return Ok(worker);
         }
         let isolation = &self.isolation;
@@ -109,7 +136,11 @@ impl IsolatedEngine {
             pid = worker.vitals.pid,
             "worker started"
         );
-        *present = Arc::downgrade(&worker);
+        *self.present.lock() = Some(Present {
+            worker: Arc::downgrade(&worker),
+            vitals: Arc::clone(&worker.vitals),
+            pool: Arc::downgrade(&worker.pool),
+        });
         Ok(worker)
     }
 
@@ -301,4 +332,60 @@ fn blob<'a>(parts: impl Iterator<Item = &'a [u8]> + Clone) -> Result<Blob, Engin
         }
     };
     Blob::new(len, fill).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::IsolationConfig;
+    use crate::engine::onnx::OnnxOptions;
+    use crate::isolation::nursery::Nursery;
+    use crate::metrics::Metrics;
+    use crate::unit::tests::fake::Bench;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_looks_at_an_engine_does_not_wait_for_a_worker_that_starts() {
+        let folder = tempfile::tempdir().unwrap();
+        let (program, begun, end) = (
+            folder.path().join("worker"),
+            folder.path().join("begun"),
+            folder.path().join("end"),
+        );
+        // Written by somebody else: a file that a thread of this process has open for writing,
+        // or a child between its fork and its program, cannot be started.
+        let script = format!(
+            "#!/bin/sh\n: > '{}'\nwhile [ ! -e '{}' ]; do sleep 0.02; done\n",
+            begun.display(),
+            end.display()
+        );
+        let written = std::process::Command::new("/bin/sh")
+            .args(["-c", r#"printf %s "$1" > "$0" && chmod 700 "$0""#])
+            .args([program.as_os_str(), script.as_ref()])
+            .status();
+        assert!(written.unwrap().success());
+        let metrics = Metrics::new().unwrap();
+        let runtime = tokio::runtime::Handle::current();
+        let nursery = Nursery::new(program, metrics.server().workers.clone(), runtime).unwrap();
+        let isolation = Isolation::new(
+            IsolationConfig::default(),
+            OnnxOptions::new(""),
+            Arc::clone(&Bench::new().host.engine),
+            metrics,
+        );
+        assert!(isolation.nursery.set(nursery).is_ok());
+        let engine = isolation.engine_aside(&dormouse_core::id::ModelId::new("m", 1));
+        let opening = tokio::task::spawn_blocking({
+            let engine = Arc::clone(&engine);
+            let model = ModelBytes::in_memory(Vec::new(), Vec::new());
+            move || engine.open(model, &SessionSpec::default()).err()
+        });
+        while !begun.exists() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        assert_eq!((engine.pid(), engine.held_bytes()), (None, 0));
+        assert!(!opening.is_finished(), "somebody waited for the worker");
+        std::fs::write(end, "").unwrap();
+        let error = opening.await.unwrap().unwrap();
+        assert!(matches!(error, EngineError::Lost(_)), "{error}");
+    }
 }

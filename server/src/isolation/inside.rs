@@ -142,11 +142,20 @@ fn lower_limits(hello: &Hello) -> io::Result<()> {
         rustix::process::setrlimit(Resource::As, exactly(bytes))?;
     }
     if let Some(seconds) = hello.most_cpu {
-        rustix::process::setrlimit(Resource::Cpu, exactly(seconds))?;
+        rustix::process::setrlimit(Resource::Cpu, cpu_limit(seconds))?;
     }
     // Where the system has no such file, it has no such preference either.
     let _ = std::fs::write("/proc/self/oom_score_adj", "500");
     Ok(())
+}
+
+/// So many seconds of CPU time, then the signal that says so. At the upper limit there is another
+/// one, which anybody may have sent.
+fn cpu_limit(seconds: u64) -> Rlimit {
+    Rlimit {
+        current: Some(seconds),
+        maximum: Some(seconds.saturating_add(1)),
+    }
 }
 
 impl Shared {
@@ -249,5 +258,17 @@ impl Shared {
     /// Whether a folder is where the server has its drafts: an absolute path that is there.
     fn is_folder(path: &Path) -> bool {
         path.is_absolute() && path.is_dir()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_cpu_time_is_told_by_its_own_signal() {
+        let limit = cpu_limit(7);
+        assert_eq!(limit.current, Some(7));
+        assert!(limit.maximum > limit.current, "{limit:?}");
     }
 }

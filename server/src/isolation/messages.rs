@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use dormouse_core::datatype::DataType;
-use dormouse_core::shape::Shape;
+use dormouse_core::shape::{Shape, element_count};
 use dormouse_model_store::spec::{GraphLevel, SessionSpec};
 
 use super::wire::{Reader, WireError, Writer};
@@ -30,6 +30,20 @@ pub(super) struct Placed {
     pub(super) segment: u32,
     pub(super) offset: usize,
     pub(super) len: usize,
+}
+
+impl Placed {
+    /// Whether it is as long as its type and shape say; strings are at least their lengths.
+    pub(super) fn makes_sense(&self) -> bool {
+        let Some(elements) = element_count(&self.shape) else {
+            return false;
+        };
+        let length = self.len as u64;
+        match self.datatype.element_size() {
+            Some(size) => elements.checked_mul(size as u64) == Some(length),
+            None => elements.checked_mul(4).is_some_and(|least| least <= length),
+        }
+    }
 }
 
 /// Where a model's bytes are; the file that has them goes with the message.

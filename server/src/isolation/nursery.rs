@@ -6,10 +6,12 @@
 //! it. It also inherits that thread's priority, and loads run on threads that have stepped back.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -65,6 +67,18 @@ impl Cause {
             Self::Hung(_) | Self::Stopped => "hung",
             Self::Garbled => "garbled",
             Self::Unknown => "unknown",
+        }
+    }
+
+    /// Whether the process ended by what it did itself.
+    pub const fn is_own_doing(self) -> bool {
+        match self {
+            Self::Signal(signal) => !matches!(
+                signal,
+                libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGQUIT
+            ),
+            Self::Exited(_) | Self::Hung(_) | Self::Garbled => true,
+            Self::Stopped | Self::Unknown => false,
         }
     }
 
@@ -139,6 +153,11 @@ impl Vitals {
         self.death.lock().is_some()
     }
 
+    /// How it died, if it has.
+    pub(super) fn death(&self) -> Option<LostWorker> {
+        self.death.lock().clone()
+    }
+
     /// Kills it for this reason, unless it is dead already.
     pub(super) fn kill(&self, cause: Cause) {
         self.sentence.lock().get_or_insert(cause);
@@ -188,7 +207,34 @@ impl Vitals {
         LostWorker {
             worker: self.id,
             reason: format!("its worker process {} {cause}", self.pid).into(),
+            by_itself: cause.is_own_doing(),
         }
+    }
+}
+
+#[cfg(test)]
+impl Vitals {
+    /// Of a worker that never was a process.
+    pub(super) fn of_the_dead(id: u64) -> Arc<Self> {
+        let vitals = Self {
+            id,
+            pid: 0,
+            label: "model/1".to_owned(),
+            alive: Mutex::new(false),
+            sentence: Mutex::new(None),
+            dismissed: AtomicBool::new(false),
+            death: Mutex::new(None),
+            died: Condvar::new(),
+            calls: Mutex::default(),
+            on_death: Arc::new(|_| {}),
+        };
+        *vitals.death.lock() = Some(vitals.lost(Cause::Unknown));
+        Arc::new(vitals)
+    }
+
+    /// Whether somebody had it killed.
+    pub(super) fn is_sentenced(&self) -> bool {
+        self.sentence.lock().is_some()
     }
 }
 
@@ -323,6 +369,9 @@ impl Nursery {
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
+            // Credentials of buckets and the like are none of a model's business.
+            .env_clear()
+            .envs(std::env::vars_os().filter(|(name, _)| is_for_workers(name)))
             // A terminal's interrupt is for the server, which finishes what it has first.
             .process_group(0)
             .spawn()?;
@@ -397,7 +446,15 @@ impl Nursery {
             return;
         }
         tracing::error!(model = vitals.label, pid = vitals.pid, %cause, "worker died");
-        (vitals.on_death)(&lost);
+        // With this thread every worker would die, and nobody would notice.
+        let told = catch_unwind(AssertUnwindSafe(|| (vitals.on_death)(&lost)));
+        if told.is_err() {
+            tracing::error!(
+                model = vitals.label,
+                pid = vitals.pid,
+                "a death was not taken in"
+            );
+        }
     }
 }
 
@@ -443,6 +500,31 @@ impl Ward {
     }
 }
 
+/// Whether a variable of the environment is passed on: what the engine, its libraries and the
+/// loader read, and nothing else.
+fn is_for_workers(name: &OsStr) -> bool {
+    const NAMES: [&str; 5] = ["PATH", "HOME", "TMPDIR", "LANG", "TZ"];
+    const BEGINNINGS: [&str; 12] = [
+        "LC_",
+        "LD_",
+        "MALLOC_",
+        "GLIBC_",
+        "ORT_",
+        "ONNXRUNTIME_",
+        "OMP_",
+        "KMP_",
+        "RUST_",
+        "LLVM_PROFILE_",
+        "ASAN_",
+        "DORMOUSE_WORKER_",
+    ];
+    let name = name.as_encoded_bytes();
+    NAMES.iter().any(|known| known.as_bytes() == name)
+        || BEGINNINGS
+            .iter()
+            .any(|beginning| name.starts_with(beginning.as_bytes()))
+}
+
 /// Waits a moment for the system to be done with a process that has closed its files.
 fn pause() {
     let moment = Timespec {
@@ -459,4 +541,69 @@ fn is_stopped(pid: u32) -> bool {
     // The state follows the name, which is in parentheses and may hold any of them.
     stat.rsplit_once(") ")
         .is_some_and(|(_, rest)| rest.starts_with('T'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_get_no_credentials_of_the_environment() {
+        for name in ["PATH", "LD_LIBRARY_PATH", "ORT_DISABLE_TELEMETRY", "LC_ALL"] {
+            assert!(is_for_workers(name.as_ref()), "{name}");
+        }
+        for name in [
+            "AWS_SECRET_ACCESS_KEY",
+            "DORMOUSE_TOKEN",
+            "DORMOUSE_AUTH_TOKENS",
+            "OTEL_EXPORTER_OTLP_HEADERS",
+            "PATHS",
+            "HTTPS_PROXY",
+        ] {
+            assert!(!is_for_workers(name.as_ref()), "{name}");
+        }
+    }
+
+    #[test]
+    fn who_is_killed_has_not_died_by_itself() {
+        for (cause, own) in [
+            (Cause::Signal(libc::SIGKILL), false),
+            (Cause::Signal(libc::SIGTERM), false),
+            (Cause::Signal(libc::SIGSEGV), true),
+            (Cause::Signal(libc::SIGXCPU), true),
+            (Cause::Exited(1), true),
+            (Cause::Hung(TICK), true),
+            (Cause::Stopped, false),
+        ] {
+            assert_eq!(cause.is_own_doing(), own, "{cause}");
+        }
+    }
+
+    #[tokio::test]
+    async fn workers_are_still_watched_after_a_death_that_was_not_taken_in() {
+        let metrics = crate::metrics::Metrics::new().unwrap();
+        let workers = metrics.server().workers.clone();
+        // It does not know the flags and ends.
+        let nursery = Nursery::new(
+            PathBuf::from("/bin/false"),
+            workers,
+            tokio::runtime::Handle::current(),
+        )
+        .unwrap();
+        let begin = |on_death: OnDeath| {
+            let (ours, theirs) = super::super::socket::Socket::pair().unwrap();
+            let order = Order {
+                label: "model/1".to_owned(),
+                theirs: theirs.into_fd(),
+                ours: ours.into_fd(),
+            };
+            nursery.start(order, on_death).unwrap()
+        };
+        let patience = Duration::from_secs(60);
+        let first = begin(Arc::new(|_| panic!("told to")));
+        assert!(first.wait_for_death(patience).is_some());
+        let second = begin(Arc::new(|_| {}));
+        let death = second.wait_for_death(patience).unwrap();
+        assert!(death.reason.contains("exited with code 1"), "{death:?}");
+    }
 }

@@ -7,7 +7,6 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use memmap2::{MmapOptions, MmapRaw};
@@ -122,10 +121,10 @@ fn mutable(map: &MmapRaw) -> &mut [u8] {
 /// A segment of memory, mapped.
 pub(super) struct Segment {
     pub(super) id: u32,
-    file: OwnedFd,
     map: MmapRaw,
-    /// The worker has it.
-    introduced: AtomicBool,
+    /// To be handed over. Both sides need it no longer than that: the map stays, and descriptors
+    /// are few.
+    file: Mutex<Option<Arc<OwnedFd>>>,
 }
 
 impl fmt::Debug for Segment {
@@ -143,9 +142,8 @@ impl Segment {
         let map = MmapOptions::new().len(len).map_raw(&file)?;
         Ok(Self {
             id,
-            file,
             map,
-            introduced: AtomicBool::new(false),
+            file: Mutex::new(Some(Arc::new(file))),
         })
     }
 
@@ -155,9 +153,8 @@ impl Segment {
         let map = MmapOptions::new().len(len).map_raw(&file)?;
         Ok(Self {
             id,
-            file,
             map,
-            introduced: AtomicBool::new(true),
+            file: Mutex::new(None),
         })
     }
 
@@ -165,16 +162,14 @@ impl Segment {
         self.map.len()
     }
 
-    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-
-    pub(super) fn is_introduced(&self) -> bool {
-        self.introduced.load(Ordering::Acquire)
+    /// Its file, until the worker has it.
+    pub(super) fn to_introduce(&self) -> Option<Arc<OwnedFd>> {
+        self.file.lock().clone()
     }
 
     pub(super) fn set_introduced(&self) {
-        self.introduced.store(true, Ordering::Release);
+        let file = self.file.lock().take();
+        drop(file);
     }
 
     /// Copies `bytes` to `offset`; false when they do not fit.
@@ -286,9 +281,8 @@ impl PoolState {
             let len = segment.len() as u64;
             self.free_bytes -= len;
             self.bytes -= len;
-            if segment.is_introduced() {
-                self.forgotten.push(segment.id);
-            }
+            // The worker may never have heard of it, which does no harm.
+            self.forgotten.push(segment.id);
         }
     }
 }
@@ -372,6 +366,19 @@ impl Pool {
         std::mem::take(&mut self.state.lock().forgotten)
     }
 
+    /// What it was not told after all.
+    pub(super) fn put_back_forgotten(&self, forgotten: Vec<u32>) {
+        if !forgotten.is_empty() {
+            self.state.lock().forgotten.extend(forgotten);
+        }
+    }
+
+    /// Whether more than half of what may be shared is in use.
+    pub(super) fn is_tight(&self) -> bool {
+        let state = self.state.lock();
+        state.bytes - state.free_bytes > self.limit / 2
+    }
+
     /// Gives every free segment up.
     pub(super) fn release(&self) {
         self.state.lock().shrink(0);
@@ -435,6 +442,23 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_is_tight_while_more_than_half_of_it_is_in_use() {
+        let pool = Pool::new(4 * SMALLEST);
+        let leases: Vec<Lease> = (0..3).map(|_| pool.lease(1).unwrap()).collect();
+        assert!(pool.is_tight());
+        drop(leases);
+        assert!(!pool.is_tight());
+        // They are kept for later runs, and forgotten when they are given up.
+        assert_eq!(pool.bytes(), 3 * SMALLEST);
+        pool.release();
+        let mut forgotten = pool.take_forgotten();
+        forgotten.sort_unstable();
+        assert_eq!(forgotten, [0, 1, 2]);
+        pool.put_back_forgotten(vec![2]);
+        assert_eq!(pool.take_forgotten(), [2]);
+    }
+
+    #[test]
     fn bytes_of_a_segment_keep_it_from_being_used_again() {
         let pool = Pool::new(u64::MAX);
         let lease = pool.lease(10).unwrap();
@@ -453,10 +477,14 @@ mod tests {
     #[test]
     fn a_segment_cannot_be_made_smaller_by_the_other_side() {
         let lease = Pool::new(u64::MAX).lease(10).unwrap();
-        let theirs = lease.segment.as_fd().try_clone_to_owned().unwrap();
+        let theirs = lease.segment.to_introduce().unwrap();
+        let theirs = theirs.try_clone().unwrap();
         assert!(rustix::fs::ftruncate(&theirs, 0).is_err());
         let theirs = Segment::from_fd(7, theirs).unwrap();
+        assert!(theirs.to_introduce().is_none());
         assert!(theirs.write(5, b"hello"));
+        lease.segment.set_introduced();
+        assert!(lease.segment.to_introduce().is_none());
         assert_eq!(&shared(&lease.segment.map)[5..10], b"hello");
         let unsealed = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
         assert!(Segment::from_fd(8, unsealed).is_err());

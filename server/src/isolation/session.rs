@@ -1,11 +1,12 @@
 //! A session in a worker, as the server has it.
 
 use std::any::Any;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use dormouse_model_store::store::Pack;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -13,7 +14,9 @@ use smallvec::SmallVec;
 use super::messages::{Notice, Placed, Reply, Request, RunRequest};
 use super::segment::{ALIGNMENT, Filling, Lease, Segment, slice};
 use super::worker::{Call, Notices, Worker};
-use crate::engine::{EngineError, Session, SessionTensor, Stop, StopHandle, TensorRoom};
+use crate::engine::{
+    EngineError, LostWorker, Session, SessionTensor, Stop, StopHandle, TensorRoom,
+};
 use crate::request::Tensor;
 
 /// How long giving memory back may take.
@@ -71,8 +74,8 @@ impl Session for RemoteSession {
         Some(Box::new(Filling::new(lease)))
     }
 
-    fn is_lost(&self) -> bool {
-        self.worker.is_dead()
+    fn lost(&self) -> Option<LostWorker> {
+        self.worker.vitals.death()
     }
 
     fn is_remote(&self) -> bool {
@@ -123,27 +126,34 @@ impl RemoteSession {
             .lease(self.output_bytes.load(Ordering::Relaxed))
             .map_err(no_room)?;
         used.push(Arc::clone(&room.segment));
-        let mut new: SmallVec<[&Arc<Segment>; 4]> = SmallVec::new();
+        let mut new: SmallVec<[(&Arc<Segment>, Arc<OwnedFd>); 4]> = SmallVec::new();
         for segment in &used {
-            let told = new.iter().any(|new| new.id == segment.id);
-            if !told && !segment.is_introduced() {
-                new.push(segment);
+            let told = new.iter().any(|(new, _)| new.id == segment.id);
+            if !told && let Some(file) = segment.to_introduce() {
+                new.push((segment, file));
             }
         }
-        let fds: SmallVec<[BorrowedFd<'_>; 4]> =
-            new.iter().map(|segment| segment.as_fd()).collect();
+        let fds: SmallVec<[BorrowedFd<'_>; 4]> = new.iter().map(|(_, file)| file.as_fd()).collect();
         let request = Request::Run(RunRequest {
             call: call.number,
             session: self.id,
-            new: new.iter().map(|segment| segment.id).collect(),
+            new: new.iter().map(|(segment, _)| segment.id).collect(),
             forgotten: pool.take_forgotten(),
             inputs: placed,
             outputs: outputs.to_vec(),
             room: room.segment.id,
         });
-        let (mut reply, _) = call.ask(&request, &fds)?;
-        for segment in &new {
-            segment.set_introduced();
+        let asked = call.ask(&request, &fds);
+        if let (Err(_), Request::Run(run)) = (&asked, request) {
+            // It may not have heard of it; hearing of it twice does no harm.
+            pool.put_back_forgotten(run.forgotten);
+        }
+        let (mut reply, _) = asked?;
+        // A run that failed may have failed for want of them.
+        if !matches!(reply, Reply::Failed(_)) {
+            for (segment, _) in &new {
+                segment.set_introduced();
+            }
         }
         let mut room = room;
         if let Reply::NeedsRoom(bytes) = reply {
@@ -156,18 +166,31 @@ impl RemoteSession {
                     return Err(no_room(error));
                 }
             };
-            let is_new = !room.segment.is_introduced();
+            let file = room.segment.to_introduce();
             let request = Request::Room {
                 segment: room.segment.id,
-                is_new,
+                is_new: file.is_some(),
             };
-            let fds: SmallVec<[BorrowedFd<'_>; 1]> =
-                is_new.then(|| room.segment.as_fd()).into_iter().collect();
+            let fds: SmallVec<[BorrowedFd<'_>; 1]> = file.iter().map(|file| file.as_fd()).collect();
             (reply, _) = call.ask(&request, &fds)?;
-            room.segment.set_introduced();
+            if !matches!(reply, Reply::Failed(_)) {
+                room.segment.set_introduced();
+            }
         }
         match reply {
-            Reply::Ran(placed) => self.take_up(placed, outputs.len(), room),
+            Reply::Ran(placed) => {
+                let taken = take_up(placed, outputs.len(), room);
+                let (mut tensors, bytes) = taken.ok_or_else(|| self.worker.garbled())?;
+                self.output_bytes.store(bytes, Ordering::Relaxed);
+                // An answer lies there until its client has taken it. Clients that take their
+                // time must not keep others from being served.
+                if self.worker.pool.is_tight() {
+                    for tensor in &mut tensors {
+                        tensor.data = Bytes::copy_from_slice(&tensor.data);
+                    }
+                }
+                Ok(tensors)
+            }
             Reply::Failed(why) => Err(EngineError::Failed(why)),
             Reply::Terminated => Err(EngineError::Terminated),
             _ => Err(self.worker.garbled()),
@@ -231,40 +254,35 @@ impl RemoteSession {
         }
         Ok((placed, lease))
     }
+}
 
-    /// The outputs as parts of the segment they are in, which is free again when the last of them
-    /// is dropped.
-    fn take_up(
-        &self,
-        placed: Vec<Placed>,
-        wanted: usize,
-        room: Lease,
-    ) -> Result<Vec<Tensor>, EngineError> {
-        let room = Arc::new(room);
-        let mut total = 0usize;
-        let mut tensors = Vec::with_capacity(placed.len());
-        for output in placed {
-            let range = output.offset..output.offset.saturating_add(output.len);
-            total = total.saturating_add(aligned(output.len));
-            let fits = dormouse_core::shape::byte_count(output.datatype, &output.shape)
-                .is_none_or(|bytes| bytes == output.len as u64);
-            let data = slice(&room.segment, range, Arc::clone(&room))
-                .filter(|_| fits && output.segment == room.segment.id);
-            let Some(data) = data else {
-                return Err(self.worker.garbled());
-            };
-            tensors.push(Tensor {
-                datatype: output.datatype,
-                shape: output.shape,
-                data,
-            });
-        }
-        if tensors.len() != wanted {
-            return Err(self.worker.garbled());
-        }
-        self.output_bytes.store(total, Ordering::Relaxed);
-        Ok(tensors)
+/// The outputs as parts of the segment they are in, which is free again when the last of them is
+/// dropped, and the bytes that they take up there. None when they are not what was wanted or not
+/// where they may be: nothing that a worker says is believed.
+pub(super) fn take_up(
+    placed: Vec<Placed>,
+    wanted: usize,
+    room: Lease,
+) -> Option<(Vec<Tensor>, usize)> {
+    if placed.len() != wanted {
+        return None;
     }
+    let room = Arc::new(room);
+    let mut total = 0usize;
+    let mut tensors = Vec::with_capacity(placed.len());
+    for output in placed {
+        let range = output.offset..output.offset.checked_add(output.len)?;
+        total = total.saturating_add(aligned(output.len));
+        if !output.makes_sense() || output.segment != room.segment.id {
+            return None;
+        }
+        tensors.push(Tensor {
+            datatype: output.datatype,
+            shape: output.shape,
+            data: slice(&room.segment, range, Arc::clone(&room))?,
+        });
+    }
+    Some((tensors, total))
 }
 
 /// Inputs by the session's index.
@@ -313,5 +331,41 @@ impl Stop for RemoteStop {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dormouse_core::datatype::DataType;
+    use dormouse_core::shape::Shape;
+
+    use super::super::segment::Pool;
+    use super::*;
+
+    fn taken(datatype: DataType, shape: &[i64], range: (usize, usize)) -> bool {
+        let room = Pool::new(u64::MAX).lease(4096).unwrap();
+        let placed = Placed {
+            datatype,
+            shape: Shape::from_slice(shape),
+            segment: room.segment.id,
+            offset: range.0,
+            len: range.1,
+        };
+        take_up(vec![placed], 1, room).is_some()
+    }
+
+    #[test]
+    fn a_worker_is_believed_only_what_can_be() {
+        assert!(taken(DataType::Fp32, &[2, 3], (64, 24)));
+        assert!(taken(DataType::Bytes, &[2], (0, 100)));
+        assert!(taken(DataType::Fp32, &[0], (0, 0)));
+        assert!(!taken(DataType::Fp32, &[2, 3], (64, 20)));
+        assert!(!taken(DataType::Fp32, &[2, 3], (usize::MAX - 8, 24)));
+        assert!(!taken(DataType::Uint8, &[1 << 30], (0, 1 << 30)));
+        // Shapes that no tensor has.
+        assert!(!taken(DataType::Fp32, &[-2, -3], (64, 24)));
+        assert!(!taken(DataType::Fp32, &[1 << 62, 4], (0, 24)));
+        assert!(!taken(DataType::Bytes, &[1 << 62, 4], (0, 24)));
+        assert!(!taken(DataType::Bytes, &[7], (0, 24)));
     }
 }

@@ -26,6 +26,9 @@ const MOST_KEPT: usize = 4096;
 #[error("its first load, tried in a process of its own, went wrong: {reason}")]
 pub struct TrialError {
     reason: String,
+    /// Somebody killed the process, or the system did for want of memory: that says nothing of the
+    /// model, and is not remembered.
+    by_accident: bool,
 }
 
 /// Verdicts on models by what they are made of, in memory and in a folder if there is one.
@@ -45,6 +48,7 @@ impl Trials {
             ("passed", _) => Ok(()),
             ("failed", reason) => Err(TrialError {
                 reason: reason.to_owned(),
+                by_accident: false,
             }),
             _ => return None,
         };
@@ -54,6 +58,9 @@ impl Trials {
 
     /// Remembers a verdict. What cannot be written down is found out again.
     pub fn note(&self, folder: Option<&Path>, key: &str, verdict: &Result<(), TrialError>) {
+        if matches!(verdict, Err(error) if error.by_accident) {
+            return;
+        }
         self.keep(key, verdict);
         let Some((folder, file)) = folder.and_then(|folder| Some((folder, file_of(folder, key)?)))
         else {
@@ -121,6 +128,7 @@ impl Isolation {
             Ok(_) | Err(EngineError::Terminated) => Ok(()),
             Err(EngineError::Lost(lost)) => Err(TrialError {
                 reason: lost.reason.to_string(),
+                by_accident: !lost.by_itself,
             }),
             // A model that is refused is refused in the engine's words; one that asks for too much
             // memory is told what it might have had.
@@ -130,6 +138,7 @@ impl Isolation {
                         "{why} (at most {} of address space were allowed: isolation.trial_memory)",
                         ByteSize(memory)
                     ),
+                    by_accident: false,
                 }),
                 false => Ok(()),
             },
@@ -163,6 +172,7 @@ mod tests {
         let folder = Some(folder.path());
         let bad = Err(TrialError {
             reason: "it crashed".to_owned(),
+            by_accident: false,
         });
         let trials = Trials::default();
         assert_eq!(trials.known(folder, "aa11"), None);
@@ -173,5 +183,18 @@ mod tests {
         assert_eq!(another.known(folder, "aa11"), Some(bad));
         assert_eq!(another.known(folder, "bb22"), Some(Ok(())));
         assert_eq!(another.known(folder, "../bb22"), None);
+    }
+
+    #[test]
+    fn an_accident_is_no_verdict() {
+        let folder = tempfile::tempdir().unwrap();
+        let trials = Trials::default();
+        let killed = Err(TrialError {
+            reason: "its worker process 7 was killed".to_owned(),
+            by_accident: true,
+        });
+        trials.note(Some(folder.path()), "aa11", &killed);
+        assert_eq!(trials.known(Some(folder.path()), "aa11"), None);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct Worker {
     pub(super) pool: Arc<Pool>,
     pub(super) notices: Arc<Notices>,
     free_lanes: Mutex<Vec<Lane>>,
-    lanes: AtomicUsize,
+    lanes: Arc<AtomicUsize>,
     calls: AtomicU64,
 }
 
@@ -52,6 +52,25 @@ impl Notices {
 struct Lane {
     socket: Socket,
     inbox: Inbox,
+    _place: LanePlace,
+}
+
+/// One of the lanes that a worker may have; given back with the lane, whatever becomes of it.
+#[derive(Debug)]
+struct LanePlace(Arc<AtomicUsize>);
+
+impl LanePlace {
+    fn take(lanes: &Arc<AtomicUsize>) -> Option<Self> {
+        let before = lanes.fetch_add(1, Ordering::Relaxed);
+        let place = Self(Arc::clone(lanes));
+        (before < MOST_LANES).then_some(place)
+    }
+}
+
+impl Drop for LanePlace {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A call under way. It must be answered in time, or the worker is killed.
@@ -87,7 +106,7 @@ impl Worker {
             pool: Pool::new(shared_memory),
             notices: Arc::new(Notices(ours)),
             free_lanes: Mutex::default(),
-            lanes: AtomicUsize::new(0),
+            lanes: Arc::default(),
             calls: AtomicU64::new(1),
         };
         let greeting = worker.begin(STARTING);
@@ -100,15 +119,17 @@ impl Worker {
         match answer {
             Ok(Some(_)) => match Reply::decode(inbox.message()) {
                 Ok(Reply::Ready) => Ok(worker),
-                Ok(Reply::Failed(why)) => Err(EngineError::Failed(why)),
+                Ok(Reply::Failed(why)) => {
+                    // It names the library's file, which is nobody's business elsewhere.
+                    tracing::error!(model = hello.label, error = why, "a worker has no engine");
+                    Err(EngineError::Failed(
+                        "its worker cannot load the engine; the server's log says why".to_owned(),
+                    ))
+                }
                 Ok(_) | Err(_) => Err(worker.garbled()),
             },
             Ok(None) | Err(_) => Err(worker.lost()),
         }
-    }
-
-    pub(super) fn is_dead(&self) -> bool {
-        self.vitals.is_dead()
     }
 
     fn begin(&self, limit: Duration) -> u64 {
@@ -119,44 +140,53 @@ impl Worker {
 
     /// Begins a call that must be answered within `limit`.
     pub(super) fn call(&self, limit: Duration) -> Result<Call<'_>, EngineError> {
+        // First: making a lane waits for the worker, too.
+        let mut call = Call {
+            worker: self,
+            lane: None,
+            number: self.begin(limit),
+        };
         let free = self.free_lanes.lock().pop();
-        let lane = match free {
+        call.lane = Some(match free {
             Some(lane) => lane,
             None => self.new_lane()?,
-        };
-        Ok(Call {
-            worker: self,
-            lane: Some(lane),
-            number: self.begin(limit),
-        })
+        });
+        Ok(call)
     }
 
     fn new_lane(&self) -> Result<Lane, EngineError> {
-        if self.lanes.fetch_add(1, Ordering::Relaxed) >= MOST_LANES {
-            self.lanes.fetch_sub(1, Ordering::Relaxed);
-            return Err(EngineError::Failed(format!(
+        let place = LanePlace::take(&self.lanes).ok_or_else(|| {
+            EngineError::Failed(format!(
                 "{MOST_LANES} calls to its worker are under way already"
-            )));
-        }
-        let (ours, theirs) = Socket::pair().map_err(|error| {
-            EngineError::Failed(format!("no connection to its worker can be made: {error}"))
+            ))
         })?;
+        let failed = |error: io::Error| {
+            EngineError::Failed(format!("no connection to its worker can be made: {error}"))
+        };
+        let (ours, theirs) = Socket::pair().map_err(failed)?;
         let message = Notice::Lane.encode();
         match self.notices.0.send(message.bytes(), &[theirs.as_fd()]) {
             Ok(()) => Ok(Lane {
                 socket: ours,
                 inbox: Inbox::default(),
+                _place: place,
             }),
+            Err(error) if is_ours(&error) => Err(failed(error)),
             Err(_) => Err(self.lost()),
         }
     }
 
     /// What became of the worker, which does not answer any more.
     pub(super) fn lost(&self) -> EngineError {
-        let lost = self.vitals.wait_for_death(ENDING);
+        let lost = self.vitals.wait_for_death(ENDING).or_else(|| {
+            // It has hung up and lives on: nobody could tell what it still does.
+            self.vitals.kill(Cause::Garbled);
+            self.vitals.wait_for_death(ENDING)
+        });
         EngineError::Lost(lost.unwrap_or_else(|| LostWorker {
             worker: self.vitals.id,
             reason: format!("its worker process {} does not answer", self.vitals.pid).into(),
+            by_itself: true,
         }))
     }
 
@@ -165,18 +195,18 @@ impl Worker {
         self.vitals.kill(Cause::Garbled);
         self.lost()
     }
+}
 
-    /// Memory that is the worker's alone, and what is shared with it for tensors.
-    pub(super) fn held_bytes(&self) -> u64 {
-        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.vitals.pid));
-        let own = statm.ok().and_then(|statm| {
-            let mut fields = statm.split_ascii_whitespace().skip(1);
-            let resident: u64 = fields.next()?.parse().ok()?;
-            let of_files: u64 = fields.next()?.parse().ok()?;
-            resident.checked_sub(of_files)?.checked_mul(PAGE)
-        });
-        own.unwrap_or(0).saturating_add(self.pool.bytes())
-    }
+/// Memory that is a process's alone; zero when it is gone.
+pub(super) fn own_bytes(pid: u32) -> u64 {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm"));
+    let own = statm.ok().and_then(|statm| {
+        let mut fields = statm.split_ascii_whitespace().skip(1);
+        let resident: u64 = fields.next()?.parse().ok()?;
+        let of_files: u64 = fields.next()?.parse().ok()?;
+        resident.checked_sub(of_files)?.checked_mul(PAGE)
+    });
+    own.unwrap_or(0)
 }
 
 /// What the kernel counts in where it tells of a process's memory; larger pages err on the small
@@ -200,35 +230,35 @@ impl Call<'_> {
         let Some(lane) = &mut self.lane else {
             return Err(worker.lost());
         };
-        let answer = lane
-            .socket
-            .send(request.encode().bytes(), fds)
-            .and_then(|()| lane.socket.receive(&mut lane.inbox));
-        let read = match answer {
-            Ok(Some(fds)) => Reply::decode(lane.inbox.message()).map(|reply| (reply, fds)),
+        let failed =
+            |error: io::Error| EngineError::Failed(format!("its worker cannot be asked: {error}"));
+        match lane.socket.send(request.encode().bytes(), fds) {
+            Ok(()) => {}
             // What could not be sent for want of memory or files was not said either.
-            Err(error) if is_ours(&error) => {
-                return Err(EngineError::Failed(format!(
-                    "its worker cannot be asked: {error}"
-                )));
-            }
-            Ok(None) | Err(_) => {
+            Err(error) if is_ours(&error) => return Err(failed(error)),
+            Err(_) => {
                 self.abandon();
                 return Err(worker.lost());
             }
+        }
+        let answer = match lane.socket.receive(&mut lane.inbox) {
+            Ok(Some(fds)) => match Reply::decode(lane.inbox.message()) {
+                Ok(reply) => return Ok((reply, fds)),
+                Err(_) => worker.garbled(),
+            },
+            Ok(None) => worker.lost(),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => worker.garbled(),
+            Err(error) if is_ours(&error) => failed(error),
+            Err(_) => worker.lost(),
         };
-        read.map_err(|_| {
-            self.abandon();
-            worker.garbled()
-        })
+        // Whatever comes on it from here on is an answer to this, and nobody else's.
+        self.abandon();
+        Err(answer)
     }
-}
 
-impl Call<'_> {
     /// Gives the lane up: what is said on it from here on would be misunderstood.
     pub(super) fn abandon(&mut self) {
         self.lane = None;
-        self.worker.lanes.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -246,5 +276,62 @@ impl Drop for Call<'_> {
         if let Some(lane) = self.lane.take() {
             self.worker.free_lanes.lock().push(lane);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A worker that is no process; the test has the other end of its first socket.
+    fn worker() -> (Worker, Socket) {
+        let (ours, theirs) = Socket::pair().unwrap();
+        let worker = Worker {
+            vitals: Vitals::of_the_dead(1),
+            pool: Pool::new(1 << 20),
+            notices: Arc::new(Notices(ours)),
+            free_lanes: Mutex::default(),
+            lanes: Arc::default(),
+            calls: AtomicU64::new(1),
+        };
+        (worker, theirs)
+    }
+
+    /// The other end of the lane that was made last.
+    fn lane_of(line: &Socket) -> Socket {
+        let fds = line.receive(&mut Inbox::default()).unwrap().unwrap();
+        Socket::from(fds.into_iter().next().unwrap())
+    }
+
+    #[test]
+    fn lanes_that_could_not_be_made_do_not_count() {
+        let (worker, theirs) = worker();
+        drop(theirs);
+        for _ in 0..MOST_LANES + 1 {
+            let error = worker.call(ENDING).unwrap_err();
+            assert!(matches!(error, EngineError::Lost(_)), "{error}");
+        }
+        assert_eq!(worker.lanes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_lane_is_used_again_unless_what_came_on_it_makes_no_sense() {
+        let (worker, line) = worker();
+        let request = Request::Release { session: 1 };
+        let mut call = worker.call(ENDING).unwrap();
+        let lane = lane_of(&line);
+        lane.send(Reply::Done.encode().bytes(), &[]).unwrap();
+        assert_eq!(call.ask(&request, &[]).unwrap().0, Reply::Done);
+        drop(call);
+        let mut call = worker.call(ENDING).unwrap();
+        // An answer, then another one that nobody asked for: of a form that there is not.
+        lane.send(&[u8::MAX], &[]).unwrap();
+        lane.send(Reply::Done.encode().bytes(), &[]).unwrap();
+        let error = call.ask(&request, &[]).unwrap_err();
+        assert!(matches!(error, EngineError::Lost(_)), "{error}");
+        drop(call);
+        assert_eq!(worker.lanes.load(Ordering::Relaxed), 0);
+        assert!(worker.free_lanes.lock().is_empty());
+        assert!(worker.vitals.is_sentenced());
     }
 }

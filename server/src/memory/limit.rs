@@ -13,6 +13,9 @@ use super::{kibibytes, number};
 /// reads the disk. Less than a fifth makes the kernel reclaim the weights that are being loaded.
 const BUDGET_TENTHS: u64 = 8;
 
+/// See [`MemoryLimit::most_in_flight`].
+const LEAST_IN_FLIGHT: u64 = 128 << 20;
+
 /// The most memory the process can have before the kernel acts, and who says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
@@ -66,6 +69,12 @@ impl MemoryLimit {
             }),
             (group, host) => group.or(host),
         }
+    }
+
+    /// What requests may hold together at most, whatever is configured: a quarter of the limit, but
+    /// enough for one or two of the largest that are usually allowed.
+    pub fn most_in_flight(&self) -> u64 {
+        (self.bytes / 4).max(LEAST_IN_FLIGHT)
     }
 
     /// What models may use together unless the user says otherwise: four fifths of the limit.

@@ -10,6 +10,8 @@ use super::{MemoryLimit, kibibytes, number};
 pub struct Pressure {
     /// The limit the other numbers are to be held against.
     pub limit_bytes: Option<u64>,
+    /// The limit is that of a control group.
+    pub is_of_group: bool,
     /// What is used of the limit, without page cache that can be dropped at once.
     pub used_bytes: Option<u64>,
     /// What the whole machine can still give.
@@ -29,6 +31,16 @@ impl Pressure {
             (Some(limit), Some(host)) => Some(limit.min(host)),
             (limit, host) => limit.or(host),
         }
+    }
+
+    /// Whether requests must be refused before the kernel kills: a twentieth of a control group's
+    /// limit is left. On a machine that is shared it would be others who decide.
+    pub fn is_critical(&self) -> bool {
+        self.is_of_group
+            && self
+                .headroom_bytes()
+                .zip(self.limit_bytes)
+                .is_some_and(|(left, limit)| left < limit / 20)
     }
 
     /// Whether to give memory back out of turn: a sixteenth of the limit is left, or a tenth of
@@ -87,8 +99,10 @@ impl PressureGauge {
             .as_ref()
             .and_then(|group| stalled(&group.stall))
             .or_else(|| stalled(&self.host_stall));
+        let source = self.limit.as_ref().map(|limit| &limit.source);
         Pressure {
             limit_bytes: self.limit.as_ref().map(|limit| limit.bytes),
+            is_of_group: matches!(source, Some(LimitSource::ControlGroup(_))),
             used_bytes,
             available_bytes,
             stalled,

@@ -147,6 +147,7 @@ fn pressure_is_that_of_the_group_with_the_limit() {
     let sample = PressureGauge::in_root(root.path()).sample();
     let expected = Pressure {
         limit_bytes: Some(2_000_000),
+        is_of_group: true,
         used_bytes: Some(1_100_000),
         available_bytes: Some(4000 << 10),
         stalled: Some(0.025),
@@ -179,13 +180,29 @@ fn without_a_group_the_machine_is_read() {
 fn little_headroom_is_high_pressure() {
     let mut pressure = Pressure {
         limit_bytes: Some(1600),
+        is_of_group: true,
         used_bytes: Some(1500),
         available_bytes: None,
         stalled: None,
     };
     assert!(!pressure.is_high());
     pressure.used_bytes = Some(1501);
-    assert!(pressure.is_high());
+    assert!(pressure.is_high() && !pressure.is_critical());
+    pressure.used_bytes = Some(1521);
+    assert!(pressure.is_critical());
+    pressure.is_of_group = false;
+    assert!(!pressure.is_critical(), "others on the machine may have it");
+}
+
+#[test]
+fn requests_may_hold_a_quarter_of_the_memory() {
+    let limit = |mib: u64| MemoryLimit {
+        bytes: mib << 20,
+        source: LimitSource::Host,
+    };
+    assert_eq!(limit(16 << 10).most_in_flight(), 4 << 30);
+    assert_eq!(limit(1024).most_in_flight(), 256 << 20);
+    assert_eq!(limit(256).most_in_flight(), 128 << 20);
 }
 
 #[test]

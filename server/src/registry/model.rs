@@ -1,31 +1,32 @@
 //! One model: its name, its present generation, and what is known against it.
 
+mod generation;
 mod index;
+mod inspect;
 mod labels;
 mod overview;
 mod traffic;
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwapOption, Guard};
 use dormouse_core::id::ModelId;
 use dormouse_core::lifecycle::Stage;
 use dormouse_core::time::Timestamp;
-use dormouse_model_store::config::{self, ResolveInput};
-use dormouse_model_store::repository::{FileStamp, Fingerprint, ModelDir, RepositoryError};
-use dormouse_model_store::spec::ModelSpec;
-use dormouse_proto::inference as pb;
+use dormouse_model_store::config;
 use parking_lot::Mutex;
 
+pub use self::generation::Generation;
+use self::generation::Stamp;
+use self::inspect::Inspected;
 pub(super) use self::overview::Rank;
 use super::overrides::Given;
-use super::source::{RepositorySource, version_files};
+use super::source::RepositorySource;
 use super::{Registry, blocking};
 use crate::error::ServeError;
-use crate::stats::{VersionCounters, VersionStatistics};
+use crate::stats::VersionCounters;
 use crate::unit::{Unit, UnitParts};
 
 /// A model that could not be read is not read again for this long, however often it is asked for.
@@ -33,41 +34,6 @@ const PROBLEM_STANDS: Duration = Duration::from_secs(1);
 
 /// The files of a model that failed to load are not looked at again for this long.
 const LOOK_STANDS: Duration = Duration::from_millis(100);
-
-/// A model's configuration and the units that serve its versions.
-#[derive(Debug)]
-pub struct Generation {
-    pub spec: Arc<ModelSpec>,
-    /// Oldest version first; never empty.
-    units: Vec<Arc<Unit>>,
-    stamp: Stamp,
-}
-
-/// The state of a model's files when they were read.
-#[derive(Clone, Debug, PartialEq, Hash)]
-pub(super) struct Stamp {
-    /// Every version folder, served or not.
-    present: Vec<u64>,
-    /// Configuration and files of each version served.
-    served: Vec<(u64, Fingerprint)>,
-}
-
-impl Stamp {
-    /// The files in a version's folder.
-    fn files_of(&self, version: u64) -> Vec<FileStamp> {
-        let files = self.of(version).map(|fingerprint| &fingerprint.files[..]);
-        version_files(files.unwrap_or_default(), version)
-            .cloned()
-            .collect()
-    }
-
-    fn of(&self, version: u64) -> Option<&Fingerprint> {
-        self.served
-            .iter()
-            .find(|(served, _)| *served == version)
-            .map(|(_, fingerprint)| fingerprint)
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Model {
@@ -104,99 +70,6 @@ struct Status {
     seen: Option<u64>,
     /// Why the last reload was not taken, while the old generation serves on.
     reload_problem: Option<ServeError>,
-}
-
-/// A model as read from the repository.
-struct Inspected {
-    spec: Arc<ModelSpec>,
-    versions: Vec<u64>,
-    stamp: Stamp,
-    dir: Arc<ModelDir>,
-}
-
-impl Generation {
-    /// The unit of a version, "" for the newest.
-    pub fn unit(&self, version: &str) -> Result<&Arc<Unit>, ServeError> {
-        if version.is_empty() {
-            return Ok(self
-                .units
-                .last()
-                .expect("a generation has at least one unit"));
-        }
-        let number: u64 = version.parse().map_err(|_| {
-            ServeError::invalid(format!(
-                "'{}' is not a version of model '{}': versions are whole numbers",
-                version.escape_default(),
-                self.spec.name
-            ))
-        })?;
-        self.units
-            .iter()
-            .find(|unit| unit.id().version.0 == number)
-            .ok_or_else(|| {
-                ServeError::not_found(format!(
-                    "model '{}' has no version {number}: served are {:?}",
-                    self.spec.name,
-                    self.versions()
-                ))
-            })
-    }
-
-    /// What serves each version, oldest first.
-    pub fn units(&self) -> &[Arc<Unit>] {
-        &self.units
-    }
-
-    pub fn versions(&self) -> Vec<u64> {
-        self.units.iter().map(|unit| unit.id().version.0).collect()
-    }
-
-    pub(super) fn stamp(&self) -> &Stamp {
-        &self.stamp
-    }
-
-    /// Counters of one version, or of all with "".
-    pub fn statistics(&self, version: &str) -> Result<Vec<VersionStatistics>, ServeError> {
-        let units = match version {
-            "" => self.units.iter().collect(),
-            _ => vec![self.unit(version)?],
-        };
-        let version = |unit: &Arc<Unit>| VersionStatistics {
-            cold_starts: unit.counters().cold_starts(),
-            ..unit.counters().snapshot(unit.id())
-        };
-        Ok(units.into_iter().map(version).collect())
-    }
-
-    /// Counters of all versions, without their cold starts.
-    pub(super) fn counts(&self) -> Vec<VersionStatistics> {
-        let units = self.units.iter();
-        let counts = units.map(|unit| unit.counters().snapshot(unit.id()));
-        counts.collect()
-    }
-
-    /// Whether any version holds a session, if only until it is closed.
-    pub(super) fn is_warm(&self) -> bool {
-        let holds = |stage| matches!(stage, Stage::Warm | Stage::Parked | Stage::Closing);
-        self.units.iter().any(|unit| holds(unit.stage()))
-    }
-
-    fn is_awake(&self) -> bool {
-        self.units
-            .iter()
-            .any(|unit| matches!(unit.stage(), Stage::Warm | Stage::Parked | Stage::Loading))
-    }
-
-    /// Whether a version failed to load and must not be tried again yet.
-    fn has_failed(&self, now: Timestamp) -> bool {
-        self.units
-            .iter()
-            .any(|unit| matches!(unit.stage(), Stage::Failed { retry_at } if now < retry_at))
-    }
-
-    async fn retire(&self) {
-        futures_util::future::join_all(self.units.iter().map(|unit| unit.retire())).await;
-    }
 }
 
 impl Model {
@@ -251,6 +124,11 @@ impl Model {
 
     pub(super) fn current(&self) -> Option<Arc<Generation>> {
         self.generation.load_full()
+    }
+
+    /// As [`Model::current`], for a moment.
+    pub(super) fn present(&self) -> Guard<Option<Arc<Generation>>> {
+        self.generation.load()
     }
 
     /// Whether it is in a repository.
@@ -559,149 +437,4 @@ impl Registry {
             .collect();
         Arc::new(Generation { spec, units, stamp })
     }
-
-    pub(super) fn dir(&self, model: &Model) -> Result<ModelDir, ServeError> {
-        let place = match model.status.lock().places.as_slice() {
-            [place] => *place,
-            [] => return Err(self.unknown(&model.name)),
-            _ => {
-                return Err(ServeError::unavailable(format!(
-                    "model '{}' is in more than one model repository: remove all but one",
-                    model.name
-                )));
-            }
-        };
-        self.places[place]
-            .repository
-            .model(&model.name)
-            .map_err(|error| broken(&model.name, &error))
-    }
-
-    /// Whether the model's files differ from what they were when `known` was taken.
-    pub(super) fn has_changed(&self, model: &Model, known: &Stamp) -> Result<bool, ServeError> {
-        let dir = self.dir(model)?;
-        let versions: Vec<u64> = known.served.iter().map(|(version, _)| *version).collect();
-        match self.stamp(&dir, &versions) {
-            Ok(stamp) => Ok(stamp != *known),
-            // A version that cannot be looked at any more was changed as well.
-            Err(_) => Ok(true),
-        }
-    }
-
-    fn stamp(&self, dir: &ModelDir, versions: &[u64]) -> Result<Stamp, RepositoryError> {
-        let served = versions
-            .iter()
-            .map(|&version| {
-                Ok((
-                    version,
-                    dir.fingerprint(self.config_name.as_deref(), version)?,
-                ))
-            })
-            .collect::<Result<_, RepositoryError>>()?;
-        Ok(Stamp {
-            present: dir.versions()?,
-            served,
-        })
-    }
-
-    /// What all of the model's files are like at the moment, in one number.
-    pub(super) fn state_of_files(&self, model: &Model) -> Option<u64> {
-        let dir = self.dir(model).ok()?;
-        let versions = dir.versions().ok()?;
-        let mut hasher = DefaultHasher::new();
-        self.stamp(&dir, &versions).ok()?.hash(&mut hasher);
-        Some(hasher.finish())
-    }
-
-    /// Reads and checks a model's configuration and the graph of its newest version.
-    fn inspect(&self, model: &Model, given: Given) -> Result<Inspected, ServeError> {
-        let dir = match given.files {
-            Some(brought) => brought.dir.clone(),
-            None => self.dir(model)?,
-        };
-        let name = &model.name;
-        let config = match given.config {
-            Some(config) => config,
-            None => {
-                let text = dir
-                    .config_text(self.config_name.as_deref())
-                    .map_err(|error| broken(name, &error))?;
-                match text {
-                    Some(text) => {
-                        config::text::parse(&text).map_err(|error| broken(name, &error))?
-                    }
-                    None => pb::ModelConfig::default(),
-                }
-            }
-        };
-        let present = dir.versions().map_err(|error| broken(name, &error))?;
-        let versions = config::select_versions(config.version_policy.as_ref(), &present);
-        let Some(&newest) = versions.last() else {
-            return Err(ServeError::unavailable(format!(
-                "model '{name}' has no version to serve: its folder has the versions {present:?} and its version policy selects none"
-            )));
-        };
-        // Taken before anything is read: a change in between shows as one at the next look.
-        let stamp = self
-            .stamp(&dir, &versions)
-            .map_err(|error| broken(name, &error))?;
-        let filename = match config.default_model_filename.as_str() {
-            "" => "model.onnx",
-            filename => filename,
-        };
-        let graph = dir
-            .open_graph(newest, filename)
-            .and_then(|graph| {
-                let weights = config::weights_file(&config);
-                graph.with_weights(weights).summary()
-            })
-            .map_err(|error| broken(name, &error))?;
-        let mut spec = config::resolve(ResolveInput {
-            name: Arc::clone(name),
-            config,
-            graph: &graph,
-            defaults: &self.defaults,
-        })
-        .map_err(|error| broken(name, &error))?;
-        spec.labels = labels::read(&dir, &spec.config)?;
-        Ok(Inspected {
-            spec: Arc::new(spec),
-            versions,
-            stamp,
-            dir: Arc::new(dir),
-        })
-    }
-
-    /// Reads a model only to learn whether it could serve, and keeps nothing but the verdict; of
-    /// one that is elsewhere, only what is small. Returns whether it asks to be loaded at once.
-    pub(super) fn check(&self, model: &Model) -> bool {
-        if model.current().is_some() {
-            return false;
-        }
-        let looked = self.glance(model).and_then(|glance| match glance {
-            Some(glance) => Ok((glance.versions, glance.eager)),
-            None => {
-                let inspected = self.inspect(model, Given::default())?;
-                Ok((inspected.versions, inspected.spec.lifecycle.eager))
-            }
-        });
-        match looked {
-            Ok((versions, eager)) => {
-                let mut status = model.status.lock();
-                status.versions = versions;
-                status.problem = None;
-                eager
-            }
-            Err(error) => {
-                if model.note_problem(&error, self.host.clock.now()) {
-                    tracing::warn!(model = %model.name, %error, "model cannot be served");
-                }
-                false
-            }
-        }
-    }
-}
-
-fn broken(name: &str, cause: &dyn std::fmt::Display) -> ServeError {
-    ServeError::unavailable(format!("model '{name}' cannot be served: {cause}"))
 }

@@ -20,6 +20,9 @@ use super::transport::{ExpectedMd5, Transport};
 /// The most files of one repository.
 const MAX_FILES: usize = 1_000_000;
 
+/// The most bytes of all their names and tags.
+const MAX_LISTED: usize = 256 << 20;
+
 /// Something that models are fetched from.
 #[derive(Clone, Debug)]
 pub(super) enum Bucket {
@@ -90,8 +93,19 @@ impl Bucket {
         };
         let mut objects = store.list(Some(&below));
         let mut files = Vec::new();
+        let mut room = MAX_LISTED;
         while let Some(object) = objects.next().await {
             let object = object.map_err(|error| RemoteError::of_store(&error))?;
+            let tags = object.e_tag.iter().chain(&object.version).map(String::len);
+            let path: &str = object.location.as_ref();
+            let names = path.len() + tags.sum::<usize>();
+            let Some(left) = room.checked_sub(names) else {
+                return Err(RemoteError::new(
+                    ErrorKind::Malformed,
+                    format!("the names of its files take more than {MAX_LISTED} bytes"),
+                ));
+            };
+            room = left;
             if files.len() >= MAX_FILES {
                 return Err(RemoteError::new(
                     ErrorKind::Malformed,
@@ -278,7 +292,8 @@ impl Web {
     ) -> Result<object_store::client::HttpResponseBody, RemoteError> {
         let path: Vec<String> = file.path.split('/').map(encoded).collect();
         let url = format!("{}/{}", self.base, path.join("/"));
-        let answer = self.transport.get(&url, self.headers()).await?;
+        let most = file.size;
+        let answer = self.transport.get_up_to(&url, self.headers(), most).await?;
         Ok(answer.into_body())
     }
 }

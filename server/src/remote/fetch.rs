@@ -44,6 +44,8 @@ pub(super) struct FetchOptions {
     pub(super) retries: u32,
     /// How long a part may take.
     pub(super) deadline: Duration,
+    /// How long listing a repository may take.
+    pub(super) listing: Duration,
 }
 
 /// Fetches for all repositories of a server.
@@ -198,6 +200,10 @@ impl Fetcher {
     pub(super) fn retries(&self) -> u32 {
         self.options.retries
     }
+
+    pub(super) fn listing_limit(&self) -> Duration {
+        self.options.listing
+    }
 }
 
 impl Drop for Fetcher {
@@ -257,7 +263,15 @@ impl Transfer {
         let tag = first.tag;
         let mut others = futures_util::stream::iter(missing.map(|(index, range)| {
             let read = self.one(&writer, range.start, Some(range.clone()), tag.as_deref());
-            async move { read.await.map(|(_, bytes)| (index, bytes)) }
+            async move {
+                match read.await? {
+                    (piece, _) if piece.is_whole => Err(RemoteError::new(
+                        ErrorKind::Malformed,
+                        "the server sent a part of the file at first and then no more".to_owned(),
+                    )),
+                    (_, bytes) => Ok((index, bytes)),
+                }
+            }
         }))
         .buffer_unordered(self.options.concurrency);
         while let Some(read) = others.next().await {
@@ -322,7 +336,11 @@ impl Transfer {
         };
         let _permit = self.parts.acquire().await.map_err(|_| crashed())?;
         let size = self.wanted.file.size;
-        persevere(self.options.retries, &self.metrics, || async {
+        // As long as all of its parts together could take.
+        let parts = size.div_ceil(self.options.chunk.max(1));
+        let parts = u32::try_from(parts).unwrap_or(u32::MAX).max(1);
+        let limit = self.options.deadline.saturating_mul(parts);
+        let attempt = || async {
             let mut body = web.stream(&self.wanted.file).await?;
             let mut at = 0;
             while let Some(bytes) = next_data(&mut body).await? {
@@ -347,8 +365,17 @@ impl Transfer {
                     format!("{size} bytes were expected, {at} came"),
                 )),
             }
-        })
-        .await?;
+        };
+        let attempt = || async {
+            let whole = tokio::time::timeout(limit, attempt()).await;
+            whole.unwrap_or_else(|_| {
+                Err(RemoteError::new(
+                    ErrorKind::Interrupted,
+                    format!("the file did not come within {limit:?}"),
+                ))
+            })
+        };
+        persevere(self.options.retries, &self.metrics, attempt).await?;
         progress.came(size);
         Ok(())
     }

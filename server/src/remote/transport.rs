@@ -143,6 +143,16 @@ impl Transport {
         url: &str,
         headers: HeaderMap,
     ) -> Result<Response<HttpResponseBody>, RemoteError> {
+        self.get_up_to(url, headers, self.options.max_body).await
+    }
+
+    /// As [`Transport::get`], with a body of up to `most` bytes.
+    pub(super) async fn get_up_to(
+        &self,
+        url: &str,
+        headers: HeaderMap,
+        most: u64,
+    ) -> Result<Response<HttpResponseBody>, RemoteError> {
         let mut headers = headers;
         let mut uri = web_uri(url)?;
         for _ in 0..=MAX_REDIRECTS {
@@ -158,12 +168,12 @@ impl Transport {
             let target = answer.headers().get(LOCATION).filter(|_| moved);
             let Some(target) = target.and_then(|target| target.to_str().ok()) else {
                 return match status.is_success() {
-                    true => Ok(self.finish(answer)),
+                    true => Ok(self.finish(answer, most)),
                     false => Err(self.failure(&host, status, answer).await),
                 };
             };
             let next = join(&uri, target)?;
-            if next.authority() != uri.authority() {
+            if (next.scheme(), next.authority()) != (uri.scheme(), uri.authority()) {
                 headers.remove(AUTHORIZATION);
             }
             uri = next;
@@ -183,6 +193,18 @@ impl Transport {
             uri.scheme_str().unwrap_or_default(),
             uri.authority().map_or("", |authority| authority.as_str()),
         );
+        // What a server may take for dots or slashes is not within anything.
+        let disguised = ["%2e", "%2f", "%5c"];
+        let lower = path.to_ascii_lowercase();
+        if disguised.iter().any(|code| lower.contains(code)) {
+            return Err(RemoteError::new(
+                ErrorKind::Refused,
+                format!(
+                    "{} is not followed: its path has a disguised dot or slash",
+                    printable(&base)
+                ),
+            ));
+        }
         let location = Location::parse(&base).map_err(|error| {
             RemoteError::new(
                 ErrorKind::Refused,
@@ -201,12 +223,12 @@ impl Transport {
         }
     }
 
-    fn finish(&self, answer: Response<Incoming>) -> Response<HttpResponseBody> {
+    fn finish(&self, answer: Response<Incoming>, most: u64) -> Response<HttpResponseBody> {
         let (mut parts, body) = answer.into_parts();
         if let Some(md5) = expected_md5(&parts.headers, self.options.tags_are_md5) {
             parts.extensions.insert(md5);
         }
-        let body = TimedBody::new(body, self.options.patience, self.options.max_body);
+        let body = TimedBody::new(body, self.options.patience, most);
         Response::from_parts(parts, HttpResponseBody::new(body))
     }
 }
@@ -229,7 +251,7 @@ impl HttpService for Transport {
                 };
                 HttpError::new(kind, error)
             })?;
-            Ok(self.finish(answer))
+            Ok(self.finish(answer, self.options.max_body))
         })
     }
 }

@@ -16,7 +16,7 @@ use crate::request::{InferResponse, OutputWish, RawRequest, Wishes};
 use crate::shared_memory::{RegionSlice, ResolvedSlice};
 use crate::trace_settings::Level;
 
-/// Shared memory up to this size is copied where the request is read.
+/// Shared memory up to this size is copied, and outputs are classified, where the request is read.
 const INLINE: u64 = 256 << 10;
 
 /// Tensors of one request that are in shared memory or to be classified.
@@ -70,13 +70,16 @@ impl Service {
         let outputs = self.prepare(outputs)?;
         let is_classified = |(_, wish): &(_, Prepared)| matches!(wish, Prepared::Classes(_));
         let spec = match outputs.iter().any(is_classified) {
-            true => Some(self.classified(name, version, &outputs).await?),
+            true => {
+                let spec = self.classified(name, version, &outputs);
+                Some(self.in_time(name, request.deadline, spec).await?)
+            }
             false => None,
         };
         self.read_inputs(&mut request, inputs).await?;
         let mut response = self.infer_plain(name, version, request).await?;
         if !outputs.is_empty() {
-            finish(&mut response, outputs, spec.as_deref()).await?;
+            finish(&mut response, outputs, spec.as_ref()).await?;
         }
         Ok(response)
     }
@@ -133,14 +136,15 @@ impl Service {
             .collect::<Result<Vec<_>, _>>()?;
         let sizes = inputs.iter().map(|(_, slice)| slice.byte_size);
         let total = sizes.fold(0, u64::saturating_add);
-        let _reserved = self.shared.host.in_flight.reserve(total)?;
+        let reserved = self.shared.host.in_flight.reserve(total)?;
         let read = move || {
             let slices = slices.iter();
-            slices
-                .map(ResolvedSlice::read)
-                .collect::<Result<Vec<_>, _>>()
+            let read = slices.map(ResolvedSlice::read);
+            let read = read.collect::<Result<Vec<_>, ServeError>>()?;
+            // With the bytes: a caller who leaves does not end the copying.
+            Ok((read, reserved))
         };
-        let read = if total <= INLINE {
+        let (read, _reserved) = if total <= INLINE {
             read()?
         } else {
             blocking(read).await?
@@ -158,7 +162,7 @@ impl Service {
 async fn finish(
     response: &mut InferResponse,
     wishes: Vec<(String, Prepared)>,
-    spec: Option<&ModelSpec>,
+    spec: Option<&Arc<ModelSpec>>,
 ) -> Result<(), ServeError> {
     let has_rows = spec.is_some_and(|spec| spec.max_batch_size > 0);
     let mut writes = Vec::new();
@@ -166,9 +170,17 @@ async fn finish(
         match wishes.iter().find(|(wanted, _)| **wanted == **name) {
             None => {}
             Some((_, Prepared::Classes(count))) => {
-                let labels = spec.and_then(|spec| spec.labels.get(name));
-                let labels = labels.map_or(&[][..], |labels| labels);
-                *tensor = classify(name, tensor, has_rows, (*count, labels))?;
+                let (count, name, given) = (*count, Arc::clone(name), tensor.clone());
+                let spec = spec.cloned();
+                let work = move || {
+                    let labels = spec.as_ref().and_then(|spec| spec.labels.get(&name));
+                    let labels = labels.map_or(&[][..], |labels| labels);
+                    classify(&name, &given, has_rows, (count, labels))
+                };
+                *tensor = match tensor.data.len() as u64 <= INLINE {
+                    true => work()?,
+                    false => blocking(work).await?,
+                };
             }
             Some((_, Prepared::Region(slice))) => {
                 let data = std::mem::take(&mut tensor.data);
@@ -198,13 +210,15 @@ async fn finish(
     Ok(())
 }
 
-/// Copies on a thread where that may take its time.
+/// Does something on a thread where it may take its time.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ServeError> + Send + 'static,
 ) -> Result<T, ServeError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|_| Err(ServeError::internal("copying shared memory panicked")))
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
+        Err(ServeError::internal(
+            "what was to be done with tensors panicked",
+        ))
+    })
 }
 
 /// A request that is traced: what was told of it before it was moved on.

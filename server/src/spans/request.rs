@@ -136,6 +136,19 @@ impl RequestSpan {
     }
 }
 
+impl RequestSpan {
+    /// It was refused before anybody could be asked for it; nothing new for one that has ended.
+    pub fn refused(&self, why: &str) {
+        let error = (label(ErrorCode::InvalidRequest), why.to_owned());
+        let now = self.live.tracer.now();
+        self.live
+            .facts
+            .lock()
+            .ended
+            .get_or_insert((now, Some(error)));
+    }
+}
+
 impl Drop for Live {
     fn drop(&mut self) {
         let facts = std::mem::take(self.facts.get_mut());

@@ -72,18 +72,6 @@ fn overlap_is_what_was_done_at_the_same_time() {
     }
 }
 
-#[test]
-fn bandwidth_is_of_the_time_in_which_bytes_were_moved() {
-    let mut lanes = vec![span(LoadStage::Populate, 0, 100); 2];
-    lanes[0].bytes = 300_000_000;
-    lanes[1].bytes = 100_000_000;
-    lanes.push(span(LoadStage::Session, 50, 500));
-    let timeline = timeline(lanes);
-    assert_eq!(timeline.bytes(), 400_000_000);
-    assert_eq!(timeline.bandwidth(), Some(4e9));
-    assert_eq!(LoadTimeline::default().bandwidth(), None);
-}
-
 #[tokio::test(start_paused = true)]
 async fn stages_that_run_side_by_side_are_on_lanes_of_their_own() {
     let (recorder, metrics) = recorder();

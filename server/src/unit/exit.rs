@@ -9,7 +9,7 @@ use dormouse_core::time::Timestamp;
 use dormouse_model_store::spec::KeepAliveSpec;
 
 use super::effects::{Effects, Place};
-use super::load::{OpenSession, Weights};
+use super::load::{NotOpened, OpenSession, Weights};
 use super::prepare::drop_pages;
 use super::{State, Unit};
 use crate::engine::Packing;
@@ -209,7 +209,7 @@ impl Unit {
                     drop(private);
                 }
             }
-            Err(error) => {
+            Err(NotOpened { error, .. }) => {
                 tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "the prepared model cannot be used; the model stays as it is");
             }
         }

@@ -152,7 +152,7 @@ impl Unit {
         now: Timestamp,
     ) {
         let verdict = state.crashes.note(lost.worker, now);
-        let gone = |open: &Arc<super::load::OpenSession>| open.session.is_lost();
+        let gone = |open: &Arc<super::load::OpenSession>| open.session.lost().is_some();
         if !state.session.as_ref().is_some_and(gone) {
             // It died while it was loading: whoever loads reports that as any other failure.
             self.bar_if_quarantined(state);
@@ -188,8 +188,14 @@ impl Unit {
                 Some(at) => error.retry_after(at - now),
                 None => error,
             };
+            let has_successor = state.lifecycle.stage() == Stage::Retired;
             for pending in state.batcher.flush(now) {
-                self.metrics().pending.decrement(1.0);
+                self.metrics().pending.decrement(1);
+                if has_successor && !pending.continues_sequence() {
+                    // It was on its way out anyway, and these were to be answered before.
+                    self.send_on(state, effects, pending);
+                    continue;
+                }
                 let failure = Failure {
                     error: error.clone(),
                     reason: FailureReason::Backend,

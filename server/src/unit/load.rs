@@ -14,7 +14,7 @@ use super::footprint::loading_footprint;
 use super::made::MadePlaces;
 use super::{Unit, still_the_same};
 use crate::engine::instances::Instances;
-use crate::engine::{Packing, Session, SessionTensor};
+use crate::engine::{EngineError, Packing, Session, SessionTensor};
 use crate::error::ServeError;
 use crate::events::EventKind;
 use crate::metrics::FailureReason;
@@ -194,12 +194,14 @@ impl Unit {
         }
         let opened = match prepared {
             None => None,
-            Some(prepared) => match self.open_mapped(&prepared, recorder) {
+            Some(prepared) => match self.open_mapped_twice(&prepared, recorder) {
                 Ok(open) => Some(open),
-                Err(error) => {
+                Err(NotOpened { error, by_accident }) => {
                     // The source is still there.
                     tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "the prepared model cannot be used; loading from its files");
-                    self.discard_prepared(&prepared, &error);
+                    if !by_accident {
+                        self.discard_prepared(&prepared, &error);
+                    }
                     course.from_source = true;
                     self.reserve_for_load(course, loading_footprint(self.source.size()))?;
                     None
@@ -239,12 +241,24 @@ impl Unit {
         })
     }
 
+    /// As [`Unit::open_mapped`], once more if the process that was at it was killed.
+    fn open_mapped_twice(
+        &self,
+        prepared: &Arc<PreparedModel>,
+        recorder: &TimelineRecorder,
+    ) -> Result<OpenSession, NotOpened> {
+        match self.open_mapped(prepared, recorder) {
+            Err(failed) if failed.by_accident => self.open_mapped(prepared, recorder),
+            opened => opened,
+        }
+    }
+
     /// Builds a session over the prepared store's map while its pages come in.
     fn open_mapped(
         &self,
         prepared: &Arc<PreparedModel>,
         recorder: &TimelineRecorder,
-    ) -> Result<OpenSession, ServeError> {
+    ) -> Result<OpenSession, NotOpened> {
         recorder.set_kind(ColdStart::Prepared);
         let wake = &self.host.wake;
         if self.isolated.is_some() {
@@ -317,16 +331,23 @@ impl Unit {
         &self,
         prepared: &Arc<PreparedModel>,
         packing: Packing,
-    ) -> Result<OpenSession, ServeError> {
+    ) -> Result<OpenSession, NotOpened> {
         let session = self
             .engine()
             .open_stored(prepared, &self.spec.session, packing)
-            .map_err(|error| self.cannot_load(&error))?;
+            .map_err(|error| NotOpened {
+                error: self.cannot_load(&error),
+                by_accident: matches!(error, EngineError::Lost(lost) if !lost.by_itself),
+            })?;
         let weights = match packing {
             Packing::Off => Weights::Mapped(Arc::clone(prepared)),
             Packing::On => Weights::Packed(Arc::clone(prepared)),
         };
-        OpenSession::new(&self.spec, session, prepared.facts.is_steady, weights)
+        let is_steady = prepared.facts.is_steady;
+        OpenSession::new(&self.spec, session, is_steady, weights).map_err(|error| NotOpened {
+            error,
+            by_accident: false,
+        })
     }
 
     pub(super) fn cannot_load(&self, cause: &dyn std::fmt::Display) -> ServeError {
@@ -350,8 +371,8 @@ impl Unit {
                 self.report_loaded(&timeline);
                 state.profile.record_load(timeline.loading());
                 self.took_up(&mut state, &session);
-                effects.prepare = matches!(session.weights, Weights::Private(_));
-                state.prepared = !matches!(session.weights, Weights::Private(_));
+                let from_source = matches!(session.weights, Weights::Private(_));
+                state.prepared = !from_source;
                 state.session = Some(session);
                 self.replan(&mut state);
                 self.counters.woke(recorder.clone());
@@ -365,8 +386,16 @@ impl Unit {
                     .extend(state.load_waiters.drain(..).map(|waiter| (waiter, Ok(()))));
                 let action = state.lifecycle.loaded(now);
                 self.note_holding(&state);
-                state.batcher.start_alone();
+                let lost = state.session.as_ref().and_then(|open| open.session.lost());
+                if let Some(lost) = lost.filter(|_| state.lifecycle.stage() == Stage::Warm) {
+                    // Its process died before there was a session to take out of service. Who
+                    // waits goes on waiting, for the next one.
+                    self.session_lost(&mut state, &mut effects, &lost, now);
+                }
+                state.batcher.start_alone(now);
                 self.pump(&mut state, &mut effects, now);
+                state.prepare_next = from_source && !state.runs.is_empty();
+                effects.prepare = from_source && !state.prepare_next;
                 self.act(&mut state, action, &mut effects, now);
                 let queued = state.batcher.held();
                 let action = state.lifecycle.poll(now, queued);
@@ -382,7 +411,7 @@ impl Unit {
                     .loaded
                     .extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
                 for pending in state.batcher.flush(now) {
-                    self.metrics().pending.decrement(1.0);
+                    self.metrics().pending.decrement(1);
                     // A later step could come to the successor before the first one.
                     if pending.continues_sequence() {
                         let failure = Failure {
@@ -416,7 +445,7 @@ impl Unit {
                         .map(|waiter| (waiter, Err(error.clone()))),
                 );
                 for pending in state.batcher.flush(now) {
-                    self.metrics().pending.decrement(1.0);
+                    self.metrics().pending.decrement(1);
                     self.fail(
                         &mut state,
                         &mut effects,
@@ -459,6 +488,14 @@ pub(super) enum NotLoaded {
     NotNow,
     /// Its files are not those that it was described from.
     Outdated,
+}
+
+/// Why there is no session over what the store has.
+#[derive(Debug)]
+pub(super) struct NotOpened {
+    pub(super) error: ServeError,
+    /// Its process was killed, which says nothing of what it was opening.
+    by_accident: bool,
 }
 
 /// Why a load did not run to its end.

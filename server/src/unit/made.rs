@@ -195,6 +195,7 @@ impl Unit {
                 .collect(),
             took: computed.took,
             executions: computed.executions,
+            ended: self.host.clock.now(),
         };
         (finished, finished_steps)
     }
@@ -247,7 +248,7 @@ impl Unit {
 
     fn parts<'a>(&self, run: &'a Run, steps: Option<&'a Steps>) -> Vec<Part<'a>> {
         let entries = run.entries.iter().enumerate();
-        let parts = entries.map(|(index, (_, pending))| {
+        let parts = entries.map(|(index, (_, pending, _))| {
             let step = steps.map(|steps| &steps.steps[index]);
             let kept = step.and_then(|step| step.state.as_ref());
             Part {
@@ -282,18 +283,22 @@ impl Unit {
         steps: Steps,
         results: &mut [Result<PartResult, EngineError>],
     ) -> FinishedSteps<Kept> {
-        let several = results.len() > 1;
+        // A step alone in its batch has the tensor to itself, unless that is in memory shared
+        // with a worker, or there are empty rows before it.
+        let shares = results.len() > 1
+            || run.session.session.is_remote()
+            || steps.steps.iter().any(|step| step.row > 0);
         let entries = run.entries.iter().zip(results);
         let outcome = |before: Option<Kept>,
-                       ((_, pending), result): (
-            &(_, super::Pending),
+                       ((_, pending, _), result): (
+            &(_, super::Pending, _),
             &mut Result<PartResult, _>,
         )| {
             match result {
                 Ok(result) => {
                     let states = std::mem::take(&mut result.states).into_iter();
-                    // Not as a slice of what the whole batch gave.
-                    let states = states.map(|state| match several {
+                    // Not as a slice of what the whole batch gave, which would stay with it.
+                    let states = states.map(|state| match shares {
                         true => state.detached(),
                         false => state,
                     });

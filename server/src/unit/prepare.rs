@@ -10,7 +10,7 @@ use dormouse_model_store::store::PreparedModel;
 use tokio::time::Instant;
 
 use super::footprint::{loading_footprint, packed_bytes};
-use super::load::{OpenSession, Weights};
+use super::load::{NotOpened, OpenSession, Weights};
 use super::{State, Unit};
 use crate::engine::{Engine, EngineError, Packing, Session};
 use crate::error::ServeError;
@@ -156,7 +156,10 @@ impl Unit {
             }
             Err(error) => {
                 // What kills the process that prepares it would do so again.
-                let kills = matches!(error, PrepareError::Engine(EngineError::Lost(_)));
+                let kills = matches!(
+                    &error,
+                    PrepareError::Engine(EngineError::Lost(lost)) if lost.by_itself
+                );
                 self.state.lock().unpreparable |= kills;
                 self.host.metrics.server().preparation_failures.increment(1);
                 tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "not prepared; the model goes on being loaded from its files");
@@ -257,7 +260,7 @@ impl Unit {
             .map(|recorder| recorder.stage(LoadStage::Pack));
         match self.open_prepared(&prepared, Packing::On) {
             Ok(packed) => Some(packed),
-            Err(error) => {
+            Err(NotOpened { error, .. }) => {
                 tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "weights could not be packed; the model runs on unpacked");
                 None
             }

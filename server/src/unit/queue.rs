@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dormouse_core::batch::{Batch, Batcher, EntryId, Expired, Refused, Waiting};
+use dormouse_core::id::ModelId;
 use dormouse_core::sequence::{
     FinishedSteps, NotQueued, SequenceBatcher, SequenceId, SequencePolicy, SlotStrategy, TakenStep,
 };
@@ -11,12 +12,30 @@ use dormouse_model_store::spec::{ModelSpec, RaggedSpec, SequenceSpec, SequenceSt
 
 use super::made::Kept;
 use super::{Pending, policy};
+use crate::host::Host;
+use crate::metrics::SequenceMeter;
 
 /// Where requests wait.
 #[derive(Debug)]
 pub(super) enum Queue {
     Plain(Batcher<Pending>),
-    Sequences(Box<SequenceBatcher<Pending, Kept>>),
+    Sequences(Box<Sequences>),
+}
+
+/// Requests in their sequences, and who is told how many there are.
+#[derive(Debug)]
+pub(super) struct Sequences {
+    batcher: SequenceBatcher<Pending, Kept>,
+    meter: SequenceMeter,
+}
+
+impl Sequences {
+    /// Does something that may begin or end sequences.
+    fn change<T>(&mut self, change: impl FnOnce(&mut SequenceBatcher<Pending, Kept>) -> T) -> T {
+        let changed = change(&mut self.batcher);
+        self.meter.tell(self.batcher.counts());
+        changed
+    }
 }
 
 /// A batch on its way to a run.
@@ -71,12 +90,16 @@ impl From<NotQueued<Pending>> for NotAccepted {
 }
 
 impl Queue {
-    pub(super) fn new(spec: &ModelSpec, max_queue: usize) -> Self {
+    pub(super) fn new(id: &ModelId, spec: &ModelSpec, host: &Host) -> Self {
+        let max_queue = host.defaults.max_queue;
         match &spec.sequence {
             None => Self::Plain(Batcher::new(policy::batch_policy(spec, max_queue))),
             Some(sequence) => {
                 let policy = sequence_policy(spec, sequence, max_queue);
-                Self::Sequences(Box::new(SequenceBatcher::new(policy)))
+                Self::Sequences(Box::new(Sequences {
+                    batcher: SequenceBatcher::new(policy),
+                    meter: SequenceMeter::new(host.metrics.clone(), id.clone()),
+                }))
             }
         }
     }
@@ -85,7 +108,7 @@ impl Queue {
     pub(super) fn knows(&self, id: &SequenceId) -> bool {
         match self {
             Self::Plain(_) => false,
-            Self::Sequences(sequences) => sequences.knows(id),
+            Self::Sequences(sequences) => sequences.batcher.knows(id),
         }
     }
 
@@ -103,28 +126,28 @@ impl Queue {
             return Err(NotAccepted::NotStarted { item });
         };
         let step = sequence.step.clone();
-        sequences.push(waiting, step, now).map_err(Into::into)
+        sequences.change(|batcher| batcher.push(waiting, step, now).map_err(Into::into))
     }
 
     /// The first of those who waited for the load runs alone; steps of sequences have their own
     /// places in a batch.
-    pub(super) fn start_alone(&mut self) {
+    pub(super) fn start_alone(&mut self, now: Timestamp) {
         if let Self::Plain(batcher) = self {
-            batcher.start_alone();
+            batcher.start_alone(now);
         }
     }
 
     pub(super) fn cancel(&mut self, entry: EntryId, now: Timestamp) -> Option<Pending> {
         match self {
             Self::Plain(batcher) => batcher.cancel(entry),
-            Self::Sequences(sequences) => sequences.cancel(entry, now),
+            Self::Sequences(sequences) => sequences.change(|batcher| batcher.cancel(entry, now)),
         }
     }
 
     pub(super) fn expire(&mut self, now: Timestamp) -> Vec<Expired<Pending>> {
         match self {
             Self::Plain(batcher) => batcher.expire(now),
-            Self::Sequences(sequences) => sequences.expire(now),
+            Self::Sequences(sequences) => sequences.change(|batcher| batcher.expire(now)),
         }
     }
 
@@ -139,7 +162,7 @@ impl Queue {
                 Some(Taken { batch, steps: None })
             }
             Self::Sequences(sequences) => {
-                let taken = sequences.take(now)?;
+                let taken = sequences.batcher.take(now)?;
                 let steps = Steps {
                     steps: taken.steps,
                     lane: taken.lane,
@@ -156,14 +179,14 @@ impl Queue {
     pub(super) fn finish(&mut self, finished: FinishedSteps<Kept>, now: Timestamp) {
         match self {
             Self::Plain(_) => debug_assert!(false, "a plain queue has no steps"),
-            Self::Sequences(sequences) => sequences.finish(finished, now),
+            Self::Sequences(sequences) => sequences.change(|batcher| batcher.finish(finished, now)),
         }
     }
 
     /// No more requests will come.
     pub(super) fn retire(&mut self) {
         if let Self::Sequences(sequences) = self {
-            sequences.retire();
+            sequences.change(SequenceBatcher::retire);
         }
     }
 
@@ -173,21 +196,21 @@ impl Queue {
     ) -> Option<Timestamp> {
         match self {
             Self::Plain(batcher) => batcher.wake_at(expected_run),
-            Self::Sequences(sequences) => sequences.wake_at(),
+            Self::Sequences(sequences) => sequences.batcher.wake_at(),
         }
     }
 
     pub(super) fn expires_at(&self) -> Option<Timestamp> {
         match self {
             Self::Plain(batcher) => batcher.expires_at(),
-            Self::Sequences(sequences) => sequences.expires_at(),
+            Self::Sequences(sequences) => sequences.batcher.expires_at(),
         }
     }
 
     pub(super) fn flush(&mut self, now: Timestamp) -> Vec<Pending> {
         match self {
             Self::Plain(batcher) => batcher.flush(),
-            Self::Sequences(sequences) => sequences.flush(now),
+            Self::Sequences(sequences) => sequences.change(|batcher| batcher.flush(now)),
         }
     }
 
@@ -195,7 +218,7 @@ impl Queue {
     pub(super) fn queued(&self) -> usize {
         match self {
             Self::Plain(batcher) => batcher.queued(),
-            Self::Sequences(sequences) => sequences.queued(),
+            Self::Sequences(sequences) => sequences.batcher.queued(),
         }
     }
 
@@ -203,14 +226,14 @@ impl Queue {
     pub(super) fn held(&self) -> usize {
         match self {
             Self::Plain(batcher) => batcher.queued(),
-            Self::Sequences(sequences) => sequences.queued() + sequences.open(),
+            Self::Sequences(sequences) => sequences.batcher.queued() + sequences.batcher.open(),
         }
     }
 
     pub(super) fn queued_rows(&self) -> u64 {
         match self {
             Self::Plain(batcher) => batcher.queued_rows(),
-            Self::Sequences(sequences) => sequences.queued() as u64,
+            Self::Sequences(sequences) => sequences.batcher.queued() as u64,
         }
     }
 }

@@ -1,12 +1,10 @@
-//! Runs a batch: gathers inputs, calls the engine, splits the outputs, answers each request.
+//! Runs a batch and answers each of its requests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use dormouse_core::batch::EntryId;
-use dormouse_core::datatype::DataType;
 use dormouse_core::lifecycle::Stage;
 use dormouse_core::sequence::FinishedSteps;
 use dormouse_core::shape::Shape;
@@ -18,8 +16,9 @@ use super::effects::{Answer, Effects, Failure, Place, release_in_order};
 use super::load::OpenSession;
 use super::made::Kept;
 use super::queue::{Steps, Taken};
+use super::rows::{gather_with, split_outputs, taken, wanted_outputs};
 use super::{KnownRun, Pending, RunInfo, RunShapes, SHORT_RUN, State, Unit};
-use crate::engine::{EngineError, StopHandle, gather, gather_for};
+use crate::engine::{EngineError, StopHandle, gather_for};
 use crate::error::ServeError;
 use crate::metrics::{FailureReason, Phase};
 use crate::request::{InferRequest, InferResponse, Tensor};
@@ -30,12 +29,14 @@ use crate::timeline::{ColdRequest, TimelineRecorder};
 /// A batch that has left the queue and holds a run slot.
 pub(super) struct Run {
     id: u64,
-    pub(super) entries: SmallVec<[(EntryId, Pending); 1]>,
+    /// As they left the queue, with the time they came into it.
+    pub(super) entries: Vec<(EntryId, Pending, Timestamp)>,
     rows: u32,
     /// What the requests are to their sequences.
     pub(super) steps: Option<Box<Steps>>,
     pub(super) session: Arc<OpenSession>,
     pub(super) stop: Result<StopHandle, EngineError>,
+    /// Of the load that requests of the run waited for.
     timeline: Option<TimelineRecorder>,
     is_short: bool,
 }
@@ -45,6 +46,7 @@ pub(super) struct Finished {
     pub(super) results: Vec<Result<Vec<Tensor>, EngineError>>,
     pub(super) took: RunDurations,
     pub(super) executions: SmallVec<[(u32, RunDurations); 1]>,
+    pub(super) ended: Timestamp,
 }
 
 impl Unit {
@@ -68,7 +70,8 @@ impl Unit {
             alone: batch.alone,
         });
         state.lifecycle.run_started(now);
-        self.metrics().pending.decrement(batch.entries.len() as f64);
+        self.metrics().pending.decrement(batch.entries.len());
+        let is_cold = batch.entries.iter().any(|(_, pending, _)| pending.cold);
         let first = &batch.entries[0].1.request;
         let is_short = state.latest.as_ref().is_some_and(|latest| {
             latest.took[size_class(batch.rows)] < SHORT_RUN && self.has_shapes(first, latest)
@@ -76,15 +79,11 @@ impl Unit {
         Run {
             id,
             rows: batch.rows,
-            entries: batch
-                .entries
-                .into_iter()
-                .map(|(entry, pending, _)| (entry, pending))
-                .collect(),
+            entries: batch.entries,
             steps,
             session,
             stop,
-            timeline: state.timeline.clone(),
+            timeline: is_cold.then(|| state.timeline.clone()).flatten(),
             is_short,
         }
     }
@@ -102,9 +101,8 @@ impl Unit {
     fn execute(&self, mut run: Run) {
         let clock = &self.host.clock;
         let started = clock.now();
-        let (finished, finished_steps) = self.compute(&mut run);
-        let ended = clock.now();
-        let shapes = self.run_shapes(&run.entries[0].1.request);
+        let (finished, finished_steps) = self.compute(&mut run, started);
+        let ended = finished.ended;
         let Run {
             id,
             entries,
@@ -116,13 +114,10 @@ impl Unit {
         } = run;
         let made = session.made.as_ref();
         let is_steady = session.is_steady && !made.is_some_and(|made| made.shapes_vary);
-        let load = match &timeline {
-            Some(recorder) if entries.iter().any(|(_, pending)| pending.cold) => {
-                recorder.first_run(started, ended);
-                Some(Arc::new(recorder.timeline()))
-            }
-            _ => None,
-        };
+        let load = timeline.as_ref().map(|recorder| {
+            recorder.first_run(started, ended);
+            Arc::new(recorder.timeline())
+        });
         // Given up before the end of the run is known: whoever closes the session then holds the
         // last of it, and has freed its memory when it says so.
         drop((session, stop));
@@ -132,14 +127,22 @@ impl Unit {
             self.counters.executed(*rows, took);
             self.metrics().executions.increment(1);
             self.metrics().inferences.increment(u64::from(*rows));
-            self.metrics().batch_rows.record(f64::from(*rows));
+            self.metrics().batch_rows.record(u64::from(*rows));
         }
         let mut lost = None;
         let mut state = self.state.lock();
+        // Not when requests had to be run one by one: the time is then not that of one batch.
+        if matches!(finished.executions[..], [(executed, _)] if executed == rows) {
+            let took = ended - started;
+            state.profile.record_run(rows, took);
+            if is_steady {
+                self.note_run(&mut state.latest, &entries[0].1.request, (rows, took));
+            }
+        }
         if let Some(steps) = finished_steps {
             state.batcher.finish(steps, ended);
         }
-        for ((_, pending), result) in entries.into_iter().zip(finished.results) {
+        for ((_, pending, _), result) in entries.into_iter().zip(finished.results) {
             match result {
                 Ok(tensors) if !pending.reply.is_closed() => {
                     let queued = started - pending.enqueued;
@@ -218,16 +221,10 @@ impl Unit {
         if state.learns {
             state.keep_alive.finished(ended);
         }
+        effects.prepare |= std::mem::take(&mut state.prepare_next);
         state.upgrade.ran();
         if state.lifecycle.stage() == Stage::Warm {
             effects.upgrade = state.upgrade.poll();
-        }
-        // Not when requests had to be run one by one: the time is then not that of one batch.
-        if matches!(finished.executions[..], [(executed, _)] if executed == rows) {
-            state.profile.record_run(rows, ended - started);
-            if is_steady {
-                self.note_run(&mut state.latest, shapes, (rows, ended - started));
-            }
         }
         self.release_slot();
         self.pump(&mut state, &mut effects, ended);
@@ -240,50 +237,55 @@ impl Unit {
 
     /// Runs the batch; when it fails as a whole, each request on its own, so that a poisoned one
     /// fails alone.
-    fn compute(&self, run: &mut Run) -> (Finished, Option<FinishedSteps<Kept>>) {
+    fn compute(
+        &self,
+        run: &mut Run,
+        started: Timestamp,
+    ) -> (Finished, Option<FinishedSteps<Kept>>) {
         match run.session.made {
-            None => (self.compute_given(run), None),
+            None => (self.compute_given(run, started), None),
             Some(_) => self.compute_made(run),
         }
     }
 
-    fn compute_given(&self, run: &Run) -> Finished {
+    fn compute_given(&self, run: &Run, started: Timestamp) -> Finished {
         let requests: SmallVec<[&InferRequest; 1]> = run
             .entries
             .iter()
-            .map(|(_, pending)| &pending.request)
+            .map(|(_, pending, _)| &pending.request)
             .collect();
         let stop = match &run.stop {
             Ok(stop) => stop,
-            Err(error) => {
-                return Finished {
-                    results: requests.iter().map(|_| Err(error.clone())).collect(),
-                    took: RunDurations::default(),
-                    executions: SmallVec::new(),
-                };
-            }
+            Err(error) => return self.failed_run(&requests, error),
         };
-        match self.compute_together(&run.session, &requests, run.rows, stop) {
+        match self.compute_together(&run.session, &requests, stop, started) {
             Ok((results, took)) => Finished {
                 results: results.into_iter().map(Ok).collect(),
                 took,
                 executions: SmallVec::from_iter([(run.rows, took)]),
+                ended: started + took.total(),
             },
             // Neither what nobody waits for nor what killed a process is tried a second time.
             Err(error)
                 if requests.len() == 1
                     || matches!(error, EngineError::Terminated | EngineError::Lost(_)) =>
             {
-                Finished {
-                    results: requests.iter().map(|_| Err(error.clone())).collect(),
-                    took: RunDurations::default(),
-                    executions: SmallVec::new(),
-                }
+                self.failed_run(&requests, &error)
             }
             Err(error) => {
                 tracing::warn!(model = %self.id, %error, requests = requests.len(), "a batch failed; running its requests one by one");
                 self.compute_one_by_one(run, &requests, stop)
             }
+        }
+    }
+
+    /// Nobody gets a result.
+    fn failed_run(&self, requests: &[&InferRequest], error: &EngineError) -> Finished {
+        Finished {
+            results: requests.iter().map(|_| Err(error.clone())).collect(),
+            took: RunDurations::default(),
+            executions: SmallVec::new(),
+            ended: self.host.clock.now(),
         }
     }
 
@@ -297,22 +299,23 @@ impl Unit {
             results: Vec::new(),
             took: RunDurations::default(),
             executions: SmallVec::new(),
+            ended: Timestamp::ZERO,
         };
-        for (request, (_, pending)) in requests.iter().zip(&run.entries) {
-            let late = request
-                .deadline
-                .is_some_and(|deadline| deadline <= self.host.clock.now());
+        for (request, (_, pending, _)) in requests.iter().zip(&run.entries) {
+            let now = self.host.clock.now();
+            let late = request.deadline.is_some_and(|deadline| deadline <= now);
             if late || pending.reply.is_closed() {
                 finished.results.push(Err(EngineError::Terminated));
                 continue;
             }
-            let result = self.compute_together(&run.session, &[request], request.rows, stop);
+            let result = self.compute_together(&run.session, &[request], stop, now);
             finished.results.push(result.map(|(mut results, took)| {
                 finished.took = took;
                 finished.executions.push((request.rows, took));
                 results.pop().expect("one request has one result")
             }));
         }
+        finished.ended = self.host.clock.now();
         finished
     }
 
@@ -320,12 +323,12 @@ impl Unit {
         &self,
         open: &OpenSession,
         requests: &[&InferRequest],
-        rows: u32,
         stop: &StopHandle,
+        start: Timestamp,
     ) -> Result<(Vec<Vec<Tensor>>, RunDurations), EngineError> {
         // All of it, not the engine alone: a run that never ends keeps its slot for ever.
         catch_unwind(AssertUnwindSafe(|| {
-            self.compute_unguarded(open, requests, rows, stop)
+            self.compute_unguarded(open, requests, stop, start)
         }))
         .unwrap_or_else(|_| Err(EngineError::Failed("the engine panicked".into())))
     }
@@ -334,15 +337,19 @@ impl Unit {
         &self,
         open: &OpenSession,
         requests: &[&InferRequest],
-        rows: u32,
         stop: &StopHandle,
+        start: Timestamp,
     ) -> Result<(Vec<Vec<Tensor>>, RunDurations), EngineError> {
         let clock = &self.host.clock;
-        let start = clock.now();
+        let rows = requests.iter().map(|request| request.rows).sum();
         let inputs = gather_with(&open.inputs, requests, rows, |pieces| {
             gather_for(&*open.session, pieces)
         });
-        let gathered = clock.now();
+        let gathered = match requests {
+            // There was nothing to gather: its inputs are the run's.
+            [_] => start,
+            _ => clock.now(),
+        };
         let wanted = wanted_outputs(requests, self.spec.outputs.len());
         let indices: SmallVec<[usize; 4]> =
             wanted.iter().map(|&output| open.outputs[output]).collect();
@@ -418,13 +425,13 @@ impl Unit {
     fn note_run(
         &self,
         latest: &mut Option<KnownRun>,
-        shapes: RunShapes,
+        first: &InferRequest,
         (rows, took): (u32, Duration),
     ) {
         let known = match latest {
-            Some(known) if known.shapes == shapes => known,
+            Some(known) if self.has_shapes(first, known) => known,
             _ => latest.insert(KnownRun {
-                shapes,
+                shapes: self.run_shapes(first),
                 took: [Duration::MAX; 32],
             }),
         };
@@ -493,157 +500,4 @@ fn abandoned_reason(request: &InferRequest, now: Timestamp) -> FailureReason {
         Some(deadline) if deadline <= now => FailureReason::Rejected,
         _ => FailureReason::Canceled,
     }
-}
-
-/// One tensor per input that the batch has; `indices` are the session's for the model's inputs.
-#[doc(hidden)]
-pub fn gather_inputs(
-    indices: &[usize],
-    requests: &[&InferRequest],
-    rows: u32,
-) -> SmallVec<[(usize, Tensor); 4]> {
-    gather_with(indices, requests, rows, gather)
-}
-
-fn gather_with(
-    indices: &[usize],
-    requests: &[&InferRequest],
-    rows: u32,
-    gather: impl Fn(&[Bytes]) -> Bytes,
-) -> SmallVec<[(usize, Tensor); 4]> {
-    let mut gathered = SmallVec::new();
-    for (input, &index) in indices.iter().enumerate() {
-        let Some(first) = requests[0].inputs[input].as_ref() else {
-            continue;
-        };
-        if let [_] = requests {
-            gathered.push((index, first.clone()));
-            continue;
-        }
-        let pieces: SmallVec<[Bytes; 8]> = requests
-            .iter()
-            .filter_map(|request| request.inputs[input].as_ref())
-            .map(|tensor| tensor.data.clone())
-            .collect();
-        let mut shape = first.shape.clone();
-        shape[0] = i64::from(rows);
-        gathered.push((
-            index,
-            Tensor {
-                datatype: first.datatype,
-                shape,
-                data: gather(&pieces),
-            },
-        ));
-    }
-    gathered
-}
-
-/// The outputs that any request of the batch asks for, in the model's order.
-fn wanted_outputs(requests: &[&InferRequest], outputs: usize) -> SmallVec<[usize; 4]> {
-    (0..outputs)
-        .filter(|output| {
-            requests
-                .iter()
-                .any(|request| request.outputs.contains(output))
-        })
-        .collect()
-}
-
-/// Deals the rows of a batch's outputs out to its requests.
-#[doc(hidden)]
-pub fn split_outputs(
-    outputs: &[Option<Tensor>],
-    requests: &[&InferRequest],
-    rows: u32,
-    specs: &[TensorSpec],
-) -> Result<Vec<Vec<Tensor>>, EngineError> {
-    let mut results: Vec<Vec<Tensor>> = Vec::with_capacity(requests.len());
-    let mut splitters: SmallVec<[Option<Splitter>; 4]> = SmallVec::new();
-    for (tensor, spec) in outputs.iter().zip(specs) {
-        splitters.push(match tensor {
-            None => None,
-            Some(tensor) => Some(Splitter::new(tensor, rows).ok_or_else(|| {
-                EngineError::Failed(format!(
-                    "output '{}' has shape {:?} for a batch of {rows} rows: its first dimension must be the batch",
-                    spec.name, tensor.shape
-                ))
-            })?),
-        });
-    }
-    for request in requests {
-        let mut pieces: SmallVec<[Option<Tensor>; 4]> = splitters
-            .iter_mut()
-            .map(|splitter| {
-                splitter
-                    .as_mut()
-                    .map(|splitter| splitter.next(request.rows))
-            })
-            .collect();
-        let wanted = request.outputs.iter();
-        results.push(wanted.map(|&output| taken(&mut pieces[output])).collect());
-    }
-    Ok(results)
-}
-
-/// Takes an output that a request asked for. Requests name each output once.
-fn taken(output: &mut Option<Tensor>) -> Tensor {
-    output.take().expect("every wanted output was computed")
-}
-
-/// Hands out consecutive rows of an output without copying them.
-pub(super) struct Splitter<'a> {
-    tensor: &'a Tensor,
-    offset: usize,
-    row_bytes: usize,
-    /// Elements per row of a BYTES tensor, whose rows differ in length.
-    row_elements: usize,
-}
-
-impl<'a> Splitter<'a> {
-    pub(super) fn new(tensor: &'a Tensor, rows: u32) -> Option<Self> {
-        let (&first, rest) = tensor.shape.split_first()?;
-        if first != i64::from(rows) {
-            return None;
-        }
-        let row_elements = usize::try_from(dormouse_core::shape::element_count(rest)?).ok()?;
-        Some(Self {
-            tensor,
-            offset: 0,
-            row_bytes: tensor.data.len() / rows as usize,
-            row_elements,
-        })
-    }
-
-    pub(super) fn next(&mut self, rows: u32) -> Tensor {
-        let length = match self.tensor.datatype {
-            DataType::Bytes => bytes_length(
-                &self.tensor.data[self.offset..],
-                self.row_elements * rows as usize,
-            ),
-            _ => self.row_bytes * rows as usize,
-        };
-        let data = self.tensor.data.slice(self.offset..self.offset + length);
-        self.offset += length;
-        let mut shape = self.tensor.shape.clone();
-        shape[0] = i64::from(rows);
-        Tensor {
-            datatype: self.tensor.datatype,
-            shape,
-            data,
-        }
-    }
-}
-
-/// The bytes that the first `elements` elements of an encoded BYTES tensor take.
-fn bytes_length(data: &[u8], elements: usize) -> usize {
-    let mut offset = 0;
-    for _ in 0..elements {
-        let Some(length) = data.get(offset..offset + 4) else {
-            break;
-        };
-        let length = u32::from_le_bytes(length.try_into().expect("four bytes were taken"));
-        offset += 4 + length as usize;
-    }
-    offset.min(data.len())
 }

@@ -14,12 +14,13 @@ use super::effects::{Effects, Place};
 use super::queue::NotAccepted;
 use super::{NotAnswered, Pending, Reply, State, Ticket, Unit};
 use crate::error::ServeError;
+use crate::limits::Limit;
 use crate::metrics::FailureReason;
 use crate::request::InferRequest;
 use crate::spans::RequestSpan;
 
 impl Unit {
-    pub(super) fn submit(&self, request: InferRequest) -> Result<Ticket, NotAnswered> {
+    pub(super) fn submit(&self, request: InferRequest) -> Result<Ticket<'_>, NotAnswered> {
         let now = self.host.clock.now();
         let received = request.received;
         let mut effects = Effects::default();
@@ -66,15 +67,12 @@ impl Unit {
         // Also when the request itself was refused: a load may have been decided.
         self.perform(effects, Place::HereIfShort);
         match queued {
-            Ok((entry, receiver)) => {
-                let unit = self.arc();
-                Ok(Ticket {
-                    unit,
-                    entry,
-                    receiver,
-                    answered: false,
-                })
-            }
+            Ok((entry, receiver)) => Ok(Ticket {
+                unit: self,
+                entry,
+                receiver,
+                answered: false,
+            }),
             Err(error) => Err(self.refused(error, received, FailureReason::Rejected)),
         }
     }
@@ -157,7 +155,7 @@ impl Unit {
         drop(turn);
         match pushed {
             Ok(entry) => {
-                self.metrics().pending.increment(1.0);
+                self.metrics().pending.increment(1);
                 if cold {
                     self.metrics().cold_requests.increment(1);
                 }
@@ -169,19 +167,17 @@ impl Unit {
             }
             Err(NotAccepted::QueueFull { item, limit }) => {
                 self.skip_in_order(state, item.sequence);
-                Err(ServeError::new(
-                    ErrorCode::Overloaded,
-                    format!(
+                Err(Limit::Queue
+                    .overload(format!(
                         "the queue of model {} is full: {limit} requests wait already",
                         self.id
-                    ),
-                )
-                .retry_after(
-                    state
-                        .profile
-                        .expected_run(1)
-                        .unwrap_or(Duration::from_millis(100)),
-                ))
+                    ))
+                    .retry_after(
+                        state
+                            .profile
+                            .expected_run(1)
+                            .unwrap_or(Duration::from_millis(100)),
+                    ))
             }
             Err(NotAccepted::Expired { item }) => {
                 self.skip_in_order(state, item.sequence);

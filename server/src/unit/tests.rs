@@ -31,6 +31,50 @@ async fn storm_on_a_sleeping_unit_is_one_load() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_dies_before_it_is_in_use_costs_nobody_an_answer() {
+    let bench = Bench::new();
+    let unit = bench.unit(|spec| spec.batching = Some(batching()));
+    bench.engine.lose_session(1);
+    bench.engine.loads.close();
+    let asked: Vec<_> = (0..20).map(|value| ask(&unit, value)).collect();
+    until(|| unit.state.lock().batcher.queued() == 20).await;
+    bench.engine.loads.open();
+    for (value, asked) in (0..).zip(asked) {
+        assert_eq!(asked.await.unwrap().unwrap(), value);
+    }
+    assert_eq!(bench.engine.loads_begun(), 2);
+    assert_eq!(counts(&unit), (20, 0));
+    bench.assert_idle(&unit).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_behind_a_process_that_dies_while_its_model_leaves_is_sent_on() {
+    let bench = Bench::new();
+    let unit = bench.unit(|_| {});
+    bench.engine.runs.close();
+    let doomed = ask(&unit, HELD);
+    until(|| unit.state.lock().runs.len() == 1).await;
+    let waiting = ask(&unit, 1);
+    until(|| unit.state.lock().batcher.queued() == 1).await;
+    let retired = tokio::spawn({
+        let unit = Arc::clone(&unit);
+        async move { unit.retire().await }
+    });
+    until(|| !unit.state.lock().retire_waiters.is_empty()).await;
+    let lost = bench.engine.lose_session(1);
+    unit.worker_died(&lost);
+    retired.await.unwrap();
+    // The successor is asked, as with any request that comes too late.
+    let error = waiting.await.unwrap().unwrap_err();
+    assert_eq!(error.code(), ErrorCode::NotFound, "{error}");
+    bench.engine.runs.open();
+    let error = doomed.await.unwrap().unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
+    assert_eq!(counts(&unit), (0, 1));
+    until(|| bench.engine.open_sessions() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn failed_load_answers_everybody_and_refuses_until_its_retry() {
     let bench = Bench::new();
     let unit = bench.unit(|_| {});

@@ -212,6 +212,68 @@ def the_backlog_has_a_deadline():
 
 
 @check
+def those_who_wait_for_a_slot_do_not_hold_back_the_end_that_frees_it():
+    answers = queue.Queue()
+    with triton.InferenceServerClient(args.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+
+        def send(number, id, start, end):
+            inputs = [tensor(triton, "INPUT", np.full((1, 1), number, np.int32))]
+            client.async_stream_infer(
+                "patient", inputs, sequence_id=id, sequence_start=start, sequence_end=end
+            )
+
+        first = next_id()
+        send(1, first, True, False)
+        # More than a stream may otherwise have under way, and each waits for the one slot.
+        for number in range(200):
+            send(number, next_id(), True, True)
+        send(1, first, False, True)
+        sums = []
+        # Long before the first one would be over for being idle.
+        until = time.monotonic() + 50
+        for _ in range(202):
+            result, error = answers.get(timeout=until - time.monotonic())
+            expect(error, None)
+            sums.append(total(result))
+        expect(sums, [1, *range(200), 2])
+        client.stop_stream()
+
+
+@check
+def sequences_are_counted():
+    first, second = next_id(), next_id()
+    expired = counter("dormouse_sequences_expired_total", "single")
+    expect(counter("dormouse_sequences_open", "patient"), 0)
+    step(grpc_client, triton, "patient", 1, first, True)
+    inputs = [tensor(triton, "INPUT", np.ones((1, 1), np.int32))]
+    answers = queue.Queue()
+    grpc_client.async_infer(
+        "patient",
+        inputs,
+        lambda result, error: answers.put(error),
+        sequence_id=second,
+        sequence_start=True,
+        sequence_end=True,
+    )
+    eventually(lambda: counter("dormouse_sequences_waiting", "patient") == 1)
+    expect(counter("dormouse_sequences_open", "patient"), 2)
+    step(grpc_client, triton, "patient", 1, first, False, True)
+    expect(answers.get(timeout=60), None)
+    eventually(lambda: counter("dormouse_sequences_open", "patient") == 0)
+    expect(counter("dormouse_sequences_waiting", "patient"), 0)
+    step(grpc_client, triton, "single", 1, first, True)
+    eventually(lambda: counter("dormouse_sequences_expired_total", "single") > expired)
+
+
+def eventually(holds):
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.05)
+
+
+@check
 def a_cancelled_step_ends_its_sequence():
     first, second = next_id(), next_id()
     step(grpc_client, triton, "patient", 1, first, True)

@@ -348,6 +348,65 @@ async fn a_model_that_crashes_its_trial_is_refused() -> Result<()> {
     Ok(())
 }
 
+/// The processes that a process has started and that have not ended.
+fn children(parent: u32) -> Result<Vec<u32>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // One that ended meanwhile is nobody's child.
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields = stat.rsplit_once(") ").map(|(_, rest)| rest);
+        let mut fields = fields.unwrap_or_default().split(' ');
+        let lives = fields.next().is_some_and(|state| state != "Z");
+        let parent_of_it = fields.next().and_then(|parent| parent.parse().ok());
+        if lives && parent_of_it == Some(parent) {
+            found.push(pid);
+        }
+    }
+    Ok(found)
+}
+
+#[tokio::test]
+async fn a_trial_that_somebody_kills_is_no_verdict_on_its_model() -> Result<()> {
+    let repository = TestRepository::new()?;
+    repository.add("m", Model::new("add_sub"))?;
+    let store = TestStore::new()?;
+    settled().await;
+    let server = TestServer::over(&repository)
+        .arg("--isolation=process")
+        .arg(store.flag())
+        .under(["env", "DORMOUSE_WORKER_FAULTS=m=open:hang"])
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    let asked = tokio::spawn({
+        let client = client.clone();
+        async move { wire::infer(&client, add_sub("m", 1, 1)).await }
+    });
+    let trial = AtomicU64::new(0);
+    eventually("the trial is under way", || async {
+        let found = children(server.pid())?.first().copied();
+        trial.store(found.unwrap_or(0).into(), Ordering::Relaxed);
+        Ok(found.is_some())
+    })
+    .await?;
+    signal(u32::try_from(trial.load(Ordering::Relaxed))?, Signal::KILL)?;
+    let status = asked.await?.err().context("it has answered")?;
+    ensure!(status.message().contains("was killed"), "{status}");
+    server.kill().await?;
+    // The same files are tried again, and this time nobody interferes.
+    let server = TestServer::over(&repository)
+        .arg("--isolation=process")
+        .arg(store.flag())
+        .start()
+        .await?;
+    wire::infer(&server.grpc().await?, add_sub("m", 1, 1)).await?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn workers_come_and_go_with_their_models_and_their_server() -> Result<()> {
     const MODEL: Generated = Generated::new(256, 8);

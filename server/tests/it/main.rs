@@ -22,6 +22,7 @@ mod guide;
 mod http;
 mod isolation;
 mod keda;
+mod limits;
 mod manifests;
 mod observed;
 mod openapi;

@@ -115,7 +115,7 @@ fn check_units(root: &Path) -> Result<()> {
     }
     let folder = scratch()?;
     for unit in ["dormouse.socket", "dormouse.service"] {
-        let text = fs::read_to_string(root.join("lib/systemd/system").join(unit))?;
+        let text = fs::read_to_string(root.join("usr/lib/systemd/system").join(unit))?;
         let program = root.join("usr/bin/dormouse").display().to_string();
         fs::write(
             folder.path().join(unit),

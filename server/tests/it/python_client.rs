@@ -69,7 +69,8 @@ async fn the_python_client_against_a_live_server() -> Result<()> {
     command
         .args(["-m", "pytest", "-q"])
         .env("PYTHONPATH", "src")
-        .env("DORMOUSE_TEST_GRPC", server.grpc.to_string());
+        .env("DORMOUSE_TEST_GRPC", server.grpc.to_string())
+        .env("DORMOUSE_TEST_HTTP", format!("http://{}", server.http));
     let said = run(command, "a test of the Python client failed")
         .await
         .with_context(|| format!("the server's log:\n{}", server.log.tail()))?;

@@ -53,7 +53,9 @@ fn wrong_token(need: Need) -> Option<&'static str> {
     match need {
         Need::Probe | Need::Page | Need::Unknown => None,
         Need::Metadata => Some("none-0123456789abcdef"),
-        Need::Inference | Need::InferenceStream => Some("no-inference-0123456789"),
+        Need::Inference | Need::InferenceStream | Need::SharedMemory => {
+            Some("no-inference-0123456789")
+        }
         Need::Management | Need::Load => Some("no-management-0123456789"),
         Need::Metrics => Some("no-metrics-0123456789"),
     }
@@ -223,6 +225,13 @@ async fn other_spellings_are_no_way_around() -> Result<()> {
         "/a.B/C",
         "/inference.GRPCInferenceService/",
         "/inference.grpcinferenceservice/ModelInfer",
+        "/inference.GRPCInferenceService/x/RepositoryModelUnload",
+        "/inference.GRPCInferenceService//RepositoryModelLoad",
+        "/inference.GRPCInferenceService/ServerLive/RepositoryModelUnload",
+        "/inference.GRPCInferenceService/x/ModelMetadata",
+        "/inference.GRPCInferenceService/LogSettings/",
+        "/grpc.health.v1.Health/x/Check",
+        "/externalscaler.ExternalScaler/x/GetMetrics",
     ] {
         let status = call(server.grpc, path, None).await?;
         ensure!(status == Code::Unauthenticated as i32, "{path}: {status}");

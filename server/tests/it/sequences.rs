@@ -2,10 +2,14 @@
 
 use std::fs;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use dormouse_proto::inference as pb;
+use pb::infer_parameter::ParameterChoice;
 
 use crate::foreign::run_over;
 use crate::repository::{Model, TestRepository};
+use crate::server::TestServer;
+use crate::wire::{self, Request, output};
 
 /// Every control, and a running total that the server keeps.
 fn totals(strategy: &str) -> String {
@@ -119,4 +123,44 @@ fn repository() -> Result<TestRepository> {
 #[tokio::test]
 async fn tritonclient_keeps_sequences() -> Result<()> {
     run_over(&repository()?, "triton_sequence.py").await
+}
+
+fn step(model: &str, id: i64, start: bool) -> Request {
+    let mut step = Request::new(model).input("INPUT", &[1, 1], &[1i32]);
+    for (name, value) in [
+        ("sequence_id", ParameterChoice::Int64Param(id)),
+        ("sequence_start", ParameterChoice::BoolParam(start)),
+    ] {
+        let parameter = pb::InferParameter {
+            parameter_choice: Some(value),
+        };
+        step.0.parameters.insert(name.to_owned(), parameter);
+    }
+    step
+}
+
+#[tokio::test]
+async fn sequences_of_a_worker_do_not_keep_the_memory_that_is_shared_with_it() -> Result<()> {
+    let repository = TestRepository::new()?;
+    let config =
+        totals("max_sequence_idle_microseconds: 600000000 oldest { max_candidate_sequences: 100 }");
+    let isolated = r#"parameters { key: "dormouse.isolation" value { string_value: "process" } }"#;
+    let config = format!("{config} {isolated}");
+    repository.add("worker", Model::new("sequence").config(&config))?;
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("server.toml");
+    // Room for the tensors of a few runs.
+    fs::write(&file, "[isolation]\nshared_memory = \"1MiB\"\n")?;
+    let server = TestServer::over(&repository)
+        .arg(format!("--config={}", file.display()))
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    for round in 1..=2 {
+        for id in 1..=40 {
+            let answer = wire::infer(&client, step("worker", id, round == 1)).await?;
+            ensure!(output::<i32>(&answer, "OUTPUT", &[1, 1])? == [round]);
+        }
+    }
+    Ok(())
 }

@@ -186,12 +186,21 @@ async fn failures_over_http_are_spans_with_a_reason() -> Result<()> {
     let path = "/v2/models/simple/infer";
     let answer = http::call(server.http, "POST", path, &headers, b"{\"inputs\":[]}").await?;
     ensure!(answer.status == 400, "{}", answer.text());
+    // One that nobody can read is not one that was given up.
+    let path = "/v2/models/broken/infer";
+    let answer = http::call(server.http, "POST", path, &headers, b"{").await?;
+    ensure!(answer.status == 400, "{}", answer.text());
     let mut server = server;
     server.terminate()?;
     server.exited().await?;
     let spans = collector
-        .spans(|spans| spans.iter().any(|span| span["name"] == "infer simple"))
+        .spans(|spans| spans.iter().any(|span| span["name"] == "infer broken"))
         .await?;
+    let broken = named(&spans, "infer broken")?;
+    ensure!(
+        broken["attributes"]["error.type"] == "invalid_request",
+        "{broken}"
+    );
     let request = named(&spans, "infer simple")?;
     ensure!(request["way"] == "http", "{request}");
     ensure!(

@@ -312,3 +312,18 @@ proptest! {
         let _ = parse(&tokens.join(" "));
     }
 }
+
+#[test]
+fn a_refusal_repeats_little_of_a_long_text() {
+    let long = "x".repeat(1 << 20);
+    for text in [
+        format!("{long}: 8"),
+        format!("max_batch_size: {long}"),
+        format!("input {{ data_type: {long} }}"),
+        format!("max_batch_size: {}", "9".repeat(1 << 20)),
+    ] {
+        assert!(parse(&text).unwrap_err().message.len() < 3000);
+    }
+    let error = super::super::json::from_json(&format!("{{\"{long}\": 8}}")).unwrap_err();
+    assert!(error.message.len() < 3000);
+}

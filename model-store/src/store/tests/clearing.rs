@@ -45,6 +45,56 @@ fn what_was_used_longest_ago_goes_first() {
 }
 
 #[test]
+fn an_entry_is_read_again_only_when_its_files_have_changed() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let key = key("a");
+    drop(commit(&store, &key, &[bytes(1, MODEL)]).unwrap());
+    let folder = EntryFolder::open(bench.entry(&key)).unwrap().unwrap();
+    let (now, later) = (
+        SystemTime::now(),
+        SystemTime::now() + Duration::from_secs(3600),
+    );
+    let heads = Heads::default();
+    let of = |at| heads.of(&key, &folder, at).unwrap();
+    // Written a moment ago, it could be written again at the same moment.
+    assert!(!Arc::ptr_eq(&of(now), &of(now)));
+    let first = of(later);
+    assert!(Arc::ptr_eq(&first, &of(later)));
+    assert_eq!(first.packs[0].used_bytes, MODEL as u64);
+
+    // By whatever process.
+    bench
+        .open()
+        .update_facts(&key, |facts| facts.source_bytes = 7)
+        .unwrap();
+    let second = of(later);
+    assert_eq!(second.facts.source_bytes, 7);
+    assert!(Arc::ptr_eq(&second, &of(later)));
+
+    fs::write(bench.entry(&key).join("manifest.json"), b"other").unwrap();
+    let damaged = heads.of(&key, &folder, later);
+    assert!(matches!(damaged, Err(Unreadable::Damaged(_))));
+}
+
+#[test]
+fn only_entries_that_are_there_are_remembered() {
+    let bench = Bench::new();
+    let store = bench.open();
+    drop(commit(&store, &key("a"), &[bytes(1, MODEL)]).unwrap());
+    let folder = EntryFolder::open(bench.entry(&key("a"))).unwrap().unwrap();
+    let later = SystemTime::now() + Duration::from_secs(3600);
+    let of = || store.heads.of(&key("a"), &folder, later).unwrap();
+    let first = of();
+    store.list().unwrap();
+    assert!(Arc::ptr_eq(&first, &of()));
+    bench.age(&key("a"), 500);
+    bench.open().gc(0).unwrap();
+    assert!(store.list().unwrap().is_empty());
+    assert_eq!(Arc::strong_count(&first), 1);
+}
+
+#[test]
 fn what_was_used_just_now_or_is_held_by_anyone_stays() {
     let bench = Bench::new();
     let (store, other) = (bench.open(), bench.open());

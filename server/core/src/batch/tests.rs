@@ -415,22 +415,31 @@ fn a_burst_leaves_no_memory_behind() {
 
 #[test]
 fn first_of_those_who_waited_for_a_load_runs_alone_and_the_rest_together() {
-    let mut batcher = Batcher::new(policy(8, &[], 0));
-    for name in 0..5 {
-        batcher.push(plain(name, 1), at(0)).unwrap();
+    for (delay, preferred) in [(0, &[][..]), (100, &[]), (0, &[8])] {
+        let mut batcher = Batcher::new(policy(8, preferred, delay));
+        for name in 0..5 {
+            batcher.push(plain(name, 1), at(0)).unwrap();
+        }
+        batcher.start_alone(at(100));
+        assert_eq!(names(batcher.take_batch(at(100), unknown)), [0]);
+        assert_eq!(names(batcher.take_batch(at(100), unknown)), [1, 2, 3, 4]);
     }
-    batcher.start_alone();
-    assert_eq!(names(batcher.take_batch(at(1), unknown)), [0]);
-    assert_eq!(names(batcher.take_batch(at(1), unknown)), [1, 2, 3, 4]);
 }
 
 #[test]
-fn where_batches_are_waited_for_nobody_goes_ahead_of_them() {
+fn who_still_waits_for_company_does_not_go_ahead_of_it() {
     let mut batcher = Batcher::new(policy(2, &[], 100));
     for name in 0..4 {
         batcher.push(plain(name, 1), at(0)).unwrap();
     }
-    batcher.start_alone();
-    assert_eq!(names(batcher.take_batch(at(1), unknown)), [0, 1]);
-    assert_eq!(names(batcher.take_batch(at(1), unknown)), [2, 3]);
+    batcher.start_alone(at(99));
+    assert_eq!(names(batcher.take_batch(at(99), unknown)), [0, 1]);
+    assert_eq!(names(batcher.take_batch(at(99), unknown)), [2, 3]);
+
+    let mut batcher = Batcher::new(policy(8, &[4], 100));
+    for name in 0..4 {
+        batcher.push(plain(name, 1), at(0)).unwrap();
+    }
+    batcher.start_alone(at(200));
+    assert_eq!(names(batcher.take_batch(at(200), unknown)), [0, 1, 2, 3]);
 }

@@ -54,7 +54,7 @@ fn what_others_make_smaller_stays_asked_to_go() {
     assert_eq!(budget.held(), 700 * MB);
     assert_eq!(budget.reserve(&"b", 400 * MB, at(2)), Reservation::Wait);
     budget.resize(&"gone", MB, MB);
-    assert_eq!(budget.usage().models, 1);
+    assert_eq!(budget.entries.len(), 1);
 }
 
 #[test]
@@ -142,7 +142,6 @@ fn what_runs_is_waited_for_and_what_never_fits_is_refused_with_figures() {
         idle: 300 * MB,
         parked: 20 * MB,
         leaving: 0,
-        models: 3,
     };
     let refused = Reservation::Refused {
         needed: 1001 * MB,

@@ -164,22 +164,6 @@ fn uncalled_model_allocates_nothing_and_a_called_one_little() {
     assert!(size_of::<KeepAlive>() + size_of::<Learnt>() <= 1024);
 }
 
-#[test]
-fn changed_policy_keeps_what_was_learnt() {
-    let mut keep_alive = called(adaptive(), [minutes(3); 50]);
-    let learnt = keep_alive.plan().close_after;
-    let KeepAlivePolicy::Adaptive(policy) = keep_alive.policy else {
-        panic!("not adaptive");
-    };
-    keep_alive.set_policy(KeepAlivePolicy::Adaptive(AdaptivePolicy {
-        park: None,
-        ..policy
-    }));
-    assert_eq!(keep_alive.plan().close_after, learnt);
-    keep_alive.set_policy(KeepAlivePolicy::Off);
-    assert_eq!(keep_alive.plan().close_after, Some(Duration::ZERO));
-}
-
 proptest! {
     #[test]
     fn learnt_times_stay_within_their_bounds(

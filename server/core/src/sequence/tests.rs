@@ -184,6 +184,22 @@ fn steps_of_another_shape_wait_in_their_row() {
 }
 
 #[test]
+fn a_row_that_always_has_a_step_does_not_keep_other_shapes_waiting() {
+    let mut world = World::new(direct(), 4, 1);
+    world.push(1, 1, START);
+    let batch = world.take().unwrap();
+    let other = Item { name: 2, shape: 1 };
+    let pushed = world
+        .batcher
+        .push(waiting(other, None), step(2, true, false), world.now);
+    pushed.unwrap();
+    world.now = at(2);
+    world.push(3, 1, NEXT);
+    world.finish(batch);
+    assert_eq!(shown(&world.take().unwrap()), "2@1 of 2");
+}
+
+#[test]
 fn oldest_runs_one_step_of_each_sequence_at_a_time() {
     let mut world = World::new(oldest(8), 4, 2);
     world.push(1, 1, START);
@@ -244,9 +260,16 @@ fn an_idle_sequence_is_over_and_its_slot_goes_to_the_backlog() {
     let batch = world.take().unwrap();
     world.finish(batch);
     world.push(2, 2, START);
+    let counts = |open, waiting, expired| SequenceCounts {
+        open,
+        waiting,
+        expired,
+    };
+    assert_eq!(world.batcher.counts(), counts(2, 1, 0));
     assert_eq!(world.batcher.wake_at(), Some(at(1001)));
     world.now = at(1001);
     assert!(world.batcher.expire(world.now).is_empty());
+    assert_eq!(world.batcher.counts(), counts(1, 0, 1));
     assert_eq!(shown(&world.take().unwrap()), "2@0 of 1");
     assert!(!world.batcher.knows(&SequenceId::Number(1)));
     let late = waiting(item(3), None);

@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 
 use dormouse_core::time::Timestamp;
 
 use crate::activity::Hold;
 use crate::error::ServeError;
 use crate::extensions::Extensions;
+use crate::host::InFlight;
 use crate::request::{InferResponse, RawRequest};
 use crate::service::{IndexEntry, LoadOverrides, ModelDescription, ServerInfo, Service};
 use crate::spans::Tracer;
@@ -20,6 +22,10 @@ pub(crate) trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
     fn hold(&self) -> Option<Hold>;
     /// None when nothing is recorded.
     fn tracer(&self) -> Option<&Tracer> {
+        None
+    }
+    /// What messages count against while they arrive.
+    fn in_flight(&self) -> Option<&Arc<InFlight>> {
         None
     }
     fn info(&self) -> ServerInfo;
@@ -70,6 +76,10 @@ impl Backend for Service {
 
     fn tracer(&self) -> Option<&Tracer> {
         self.host().tracer.as_ref()
+    }
+
+    fn in_flight(&self) -> Option<&Arc<InFlight>> {
+        Some(&self.host().in_flight)
     }
 
     fn info(&self) -> ServerInfo {

@@ -16,6 +16,8 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
+use crate::limits::Limit;
+
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// How often a connection looks again before other tasks get their turn.
@@ -38,18 +40,21 @@ pub(super) struct WithCalls<C> {
     connection: Pin<Box<C>>,
     queue: CallQueue,
     calls: FuturesUnordered<Call>,
+    /// As many as the connection may have at once.
+    max_calls: usize,
     bell: Arc<Bell>,
     waker: Waker,
 }
 
 impl<C: Future> WithCalls<C> {
     /// `connection` must hand its calls to `queue`.
-    pub(super) fn new(connection: C, queue: CallQueue) -> Self {
+    pub(super) fn new(connection: C, queue: CallQueue, max_calls: usize) -> Self {
         let bell = Arc::new(Bell::default());
         Self {
             connection: Box::pin(connection),
             queue,
             calls: FuturesUnordered::new(),
+            max_calls,
             waker: Arc::clone(&bell).into(),
             bell,
         }
@@ -73,6 +78,9 @@ impl<C: Future> Future for WithCalls<C> {
                 return Poll::Ready(ended);
             }
             let arrived = mem::take(&mut *this.queue.arrived.lock());
+            if !arrived.is_empty() && this.calls.len() + arrived.len() >= this.max_calls {
+                Limit::Streams.refuse();
+            }
             this.calls.extend(arrived);
             while let Poll::Ready(Some(())) = this.calls.poll_next_unpin(inner) {}
             // An answer rings too: it lies in the connection's buffers and is written next.
@@ -168,7 +176,7 @@ mod tests {
             }
             Poll::Pending
         });
-        let mut with_calls = WithCalls::new(connection, CallQueue::default());
+        let mut with_calls = WithCalls::new(connection, CallQueue::default(), usize::MAX);
         let wakes = Arc::new(Wakes::default());
         let waker = Arc::clone(&wakes).into();
         let polled = Pin::new(&mut with_calls).poll(&mut Context::from_waker(&waker));
@@ -184,7 +192,7 @@ mod tests {
             inner = Some(cx.waker().clone());
             Poll::Pending
         });
-        let mut with_calls = WithCalls::new(connection, CallQueue::default());
+        let mut with_calls = WithCalls::new(connection, CallQueue::default(), usize::MAX);
         let bell = with_calls.waker.clone();
         let wakes = Arc::new(Wakes::default());
         let waker = Arc::clone(&wakes).into();
@@ -205,7 +213,7 @@ mod tests {
             cx.waker().wake_by_ref();
             Poll::Pending
         });
-        let mut with_calls = WithCalls::new(connection, CallQueue::default());
+        let mut with_calls = WithCalls::new(connection, CallQueue::default(), usize::MAX);
         let wakes = Arc::new(Wakes::default());
         let waker = Arc::clone(&wakes).into();
         let polled = Pin::new(&mut with_calls).poll(&mut Context::from_waker(&waker));
@@ -222,7 +230,7 @@ mod tests {
         let finished = Arc::new(AtomicUsize::new(0));
         let held = Arc::new(());
         let connection = Scripted(|_: &mut Context<'_>| Poll::Pending);
-        let mut with_calls = WithCalls::new(connection, queue.clone());
+        let mut with_calls = WithCalls::new(connection, queue.clone(), usize::MAX);
         let (done, kept) = (Arc::clone(&finished), Arc::clone(&held));
         queue.execute(async move {
             done.fetch_add(1, Ordering::SeqCst);

@@ -3,11 +3,12 @@
 use std::marker::PhantomData;
 
 use prost::Message;
-use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::{Code, Status};
 
 use super::answer::{Answer, StreamAnswer};
 use super::wire::Malformed;
+use crate::limits::Limit;
 use bytes::Buf;
 
 /// Small messages fit; larger ones reserve what they need when their length is known.
@@ -127,13 +128,26 @@ pub(super) fn decode_bounded<R: Message + Default>(
     })
 }
 
+/// Counts a message that the library refused for its size, told by what it says then.
+pub(super) fn note_refusal(code: Code, said: &[u8]) {
+    match code {
+        Code::OutOfRange => Limit::BodySize.refuse(),
+        // Our own refusals have been counted and begin otherwise.
+        Code::ResourceExhausted if said.starts_with(b"Error") => Limit::DecompressedSize.refuse(),
+        _ => {}
+    }
+}
+
 fn check_cost(cost: Cost, limit: usize, message: &[u8]) -> Result<(), Status> {
     match cost(message) {
         Ok(needed) if needed <= limit => Ok(()),
-        Ok(needed) => Err(Status::resource_exhausted(format!(
-            "a message of {} bytes would take {needed} bytes once decoded, the limit is: {limit} bytes",
-            message.len()
-        ))),
+        Ok(needed) => {
+            Limit::DecodedSize.refuse();
+            Err(Status::resource_exhausted(format!(
+                "a message of {} bytes would take {needed} bytes once decoded, the limit is: {limit} bytes",
+                message.len()
+            )))
+        }
         Err(Malformed) => Err(Status::internal(
             "the message cannot be decoded: it is cut short or has an unknown kind of field",
         )),

@@ -17,12 +17,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
+use super::GrpcOptions;
 use super::backend::Backend;
 use super::calls::{CallQueue, WithCalls};
 use super::router::Router;
-use super::{GrpcOptions, HEADER_LIST_SIZE, PREFACE_TIMEOUT};
-use crate::frontend::listen::{accept_rest, first_request};
+use crate::frontend::listen::{accept_rest, first_request, lacks_descriptors, note_refusal};
 use crate::guard::Transport;
+use crate::limits::Limit;
 
 /// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -53,6 +54,7 @@ pub(super) async fn run<B: Backend>(
         match accepted {
             Ok((_, peer)) if connections.len() >= options.max_connections => {
                 // Closed at once: a client can try another replica, a silent backlog tells nothing.
+                Limit::Connections.refuse();
                 warn!(%peer, limit = options.max_connections, "connection limit reached, refusing");
             }
             Ok((stream, _)) => {
@@ -68,6 +70,9 @@ pub(super) async fn run<B: Backend>(
             }
             Err(error) => {
                 // Out of descriptors or memory: the listener stays, others will close theirs.
+                if lacks_descriptors(&error) {
+                    Limit::Descriptors.refuse();
+                }
                 warn!(%error, retry_in = ?pause, "cannot accept connections");
                 tokio::select! {
                     () = &mut stop => break,
@@ -115,7 +120,7 @@ fn http2_builder(options: &GrpcOptions, calls: CallQueue) -> http2::Builder<Call
         .initial_connection_window_size(options.connection_window)
         .max_frame_size(options.max_frame_size)
         .max_concurrent_streams(options.max_concurrent_streams)
-        .max_header_list_size(HEADER_LIST_SIZE)
+        .max_header_list_size(options.max_header_list)
         // The protocol library's own bounds against floods of resets. Absent means unbounded.
         .max_pending_accept_reset_streams(20)
         .max_local_error_reset_streams(1024)
@@ -150,8 +155,13 @@ impl<B: Backend> Connection<B> {
         };
         let prefaced = tokio::select! {
             () = &mut stopped => return,
-            prefaced = tokio::time::timeout(PREFACE_TIMEOUT, Prefaced::open(stream)) => prefaced,
+            prefaced = tokio::time::timeout(self.options.header_timeout, Prefaced::open(stream)) => {
+                prefaced
+            }
         };
+        if prefaced.is_err() {
+            Limit::HeaderTime.refuse();
+        }
         let Ok(Some(io)) = prefaced else {
             return;
         };
@@ -173,7 +183,8 @@ impl<B: Backend> Connection<B> {
         let calls = CallQueue::default();
         let connection =
             http2_builder(&self.options, calls.clone()).serve_connection(TokioIo::new(io), service);
-        let mut connection = WithCalls::new(connection, calls);
+        let max_calls = self.options.max_concurrent_streams as usize;
+        let mut connection = WithCalls::new(connection, calls, max_calls);
         let ended = tokio::select! {
             biased;
             ended = &mut connection => Some(ended),
@@ -188,6 +199,7 @@ impl<B: Backend> Connection<B> {
             }
         };
         if let Err(error) = ended {
+            note_refusal(&error);
             debug!(%error, "connection failed");
         }
     }

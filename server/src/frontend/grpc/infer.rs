@@ -22,11 +22,9 @@ use super::deadline::CallTime;
 use super::wishes;
 use crate::error::ServeError;
 use crate::frontend::status::to_status;
+use crate::limits::RequestLimits;
 use crate::request::{Origin, RawInput, RawRequest, SequenceParameters, Wishes};
 use crate::spans::RequestSpan;
-
-/// A dimension list longer than this is no tensor of any model.
-const MAX_RANK: usize = 64;
 
 /// Where a request that woke its model is told what that took.
 pub(super) const SERVER_TIMING: &str = "server-timing";
@@ -37,13 +35,14 @@ pub(super) async fn model_infer<B: Backend>(
     time: CallTime,
     span: Option<RequestSpan>,
     mut request: pb::ModelInferRequest,
+    limits: &RequestLimits,
 ) -> Result<Response<Answer>, Status> {
     let name = std::mem::take(&mut request.model_name);
     let version = std::mem::take(&mut request.model_version);
     if let Some(span) = &span {
         span.asks(&name, &version, &request.id);
     }
-    let answered = match read_request(&name, time, request) {
+    let answered = match read_request(&name, time, request, limits) {
         Ok(mut raw) => {
             raw.origin = Origin::Unary;
             raw.span = span.clone();
@@ -81,7 +80,13 @@ pub(super) fn read_request(
     model: &str,
     time: CallTime,
     request: pb::ModelInferRequest,
+    limits: &RequestLimits,
 ) -> Result<RawRequest, ServeError> {
+    limits.check_tensors(request.inputs.len(), "inputs")?;
+    limits.check_tensors(request.outputs.len(), "outputs")?;
+    for input in &request.inputs {
+        check_shape(model, input, limits)?;
+    }
     let parameters = Parameters::read(&request.parameters)?;
     let mut wishes = Wishes::default();
     for (index, input) in request.inputs.iter().enumerate() {
@@ -156,7 +161,7 @@ fn raw_inputs(
             }
             Ok(RawInput {
                 datatype: datatype(model, &input)?,
-                shape: shape(model, &input)?,
+                shape: Shape::from_slice(&input.shape),
                 name: input.name,
                 data,
             })
@@ -183,7 +188,7 @@ fn typed_inputs(
         .enumerate()
         .map(|(index, input)| {
             let datatype = datatype(model, &input)?;
-            let shape = shape(model, &input)?;
+            let shape = Shape::from_slice(&input.shape);
             let place = Place {
                 model,
                 input: &input.name,
@@ -221,16 +226,16 @@ fn datatype(model: &str, input: &InferInputTensor) -> Result<DataType, ServeErro
     })
 }
 
-fn shape(model: &str, input: &InferInputTensor) -> Result<Shape, ServeError> {
-    if input.shape.len() > MAX_RANK {
-        return Err(ServeError::invalid(format!(
-            "unexpected shape for input '{}' of model '{model}': expected at most {MAX_RANK} \
-             dimensions, got {}",
-            input.name,
-            input.shape.len()
-        )));
+fn check_shape(
+    model: &str,
+    input: &InferInputTensor,
+    limits: &RequestLimits,
+) -> Result<(), ServeError> {
+    let place = format_args!("input '{}' of model '{model}'", input.name);
+    if input.shape.len() > limits.dimensions {
+        return Err(limits.too_many_dimensions(place));
     }
-    Ok(Shape::from_slice(&input.shape))
+    limits.check_elements(&input.shape, place)
 }
 
 /// The request parameters that mean something to this server.

@@ -18,6 +18,7 @@ use super::router::Router;
 use super::{GrpcError, GrpcOptions, infer, wire};
 use crate::frontend::health;
 use crate::frontend::status::to_status;
+use crate::limits::RequestLimits;
 use crate::request::{InferResponse, RawRequest};
 use crate::service::Service;
 
@@ -30,7 +31,15 @@ pub fn read(message: Bytes, limit: usize, received: Timestamp) -> Result<RawRequ
         received,
         deadline: None,
     };
-    infer::read_request(&model, time, request).map_err(|error| to_status(&error))
+    let limits = RequestLimits::default();
+    infer::read_request(&model, time, request, &limits).map_err(|error| to_status(&error))
+}
+
+/// Bytes of memory that decoding a `ModelInferRequest` is allowed to take beyond the message; none
+/// when it is malformed.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn cost(message: &[u8]) -> Option<usize> {
+    wire::infer_request_cost(message).ok()
 }
 
 /// Writes a `ModelInferResponse`.

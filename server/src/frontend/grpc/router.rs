@@ -6,7 +6,7 @@ use bytes::Bytes;
 use dormouse_proto::inference as pb;
 use futures_util::StreamExt;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body::Frame;
+use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
 use prost::Message;
 use tokio_util::sync::CancellationToken;
@@ -20,8 +20,8 @@ use tower::Service as _;
 
 use super::answer::{Answer, StreamAnswer};
 use super::backend::Backend;
-use super::body::{Steady, Stoppable};
-use super::codec::BoundedCodec;
+use super::body::{Steady, Stoppable, Waits};
+use super::codec::{self, BoundedCodec};
 use super::deadline::{CallTime, grpc_timeout};
 use super::stream::{self, Limited, StreamTerms};
 use super::{
@@ -32,6 +32,9 @@ use crate::frontend::status::to_status;
 use crate::spans::Protocol;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What the paths of the inference service's methods begin with.
+const SERVICE: &str = "/inference.GRPCInferenceService/";
 
 /// Every method of every service on the gRPC port.
 #[derive(Debug)]
@@ -82,16 +85,19 @@ impl<B: Backend> Router<B> {
             deadline: timeout.map(|timeout| received + timeout),
         };
         if request.uri().path() == "/inference.GRPCInferenceService/ModelStreamInfer" {
-            return self.model_stream_infer(time, request).await;
+            // Rare calls: their futures would only make the common one larger.
+            return Box::pin(self.model_stream_infer(time, request)).await;
         }
-        let call = self.unary_call(time, request);
         match timeout {
-            None => call.await,
+            None => self.unary_call(time, request).await,
             // Who is asked keeps the deadline itself and says what was late; this is for a
             // request whose body is late, and it counts on nobody.
-            Some(timeout) => tokio::time::timeout(timeout.saturating_add(DEADLINE_GRACE), call)
-                .await
-                .unwrap_or_else(|_| overdue().into_http()),
+            Some(timeout) => {
+                let timeout = timeout.saturating_add(DEADLINE_GRACE);
+                tokio::time::timeout(timeout, self.unary_call(time, request))
+                    .await
+                    .unwrap_or_else(|_| overdue().into_http())
+            }
         }
     }
 
@@ -103,16 +109,14 @@ impl<B: Backend> Router<B> {
         match request.uri().path() {
             "/inference.GRPCInferenceService/ModelInfer" => self.model_infer(time, request).await,
             // Rare calls: their futures would only make the common one larger.
-            path if path.starts_with("/inference.GRPCInferenceService/") => {
-                Box::pin(self.management_call(request)).await
-            }
+            path if path.starts_with(SERVICE) => Box::pin(self.management_call(request)).await,
             path if path.starts_with("/grpc.health.v1.Health/")
                 || path.starts_with("/grpc.reflection.")
                 || path.starts_with("/externalscaler.ExternalScaler/") =>
             {
                 let mut services = self.side_services.clone();
-                let request = request.map(|body| Steady::new(body, self.options.body_patience));
-                match services.call(request).await {
+                let request = self.steady(request, Waits::Steadily);
+                match Box::pin(services.call(request)).await {
                     Ok(response) => {
                         response.map(|body| Body::new(Stoppable::new(body, &self.shutdown)))
                     }
@@ -130,7 +134,7 @@ impl<B: Backend> Router<B> {
     {
         let limit = self.options.max_message_size;
         let codec = BoundedCodec::<_, Answer>::new(wire::infer_request_cost, limit);
-        let request = request.map(|body| Steady::new(body, self.options.body_patience));
+        let request = self.steady(request, Waits::OneNow);
         let tracer = self.backend.tracer();
         let span = tracer
             .and_then(|tracer| tracer.request(request.headers(), time.received, Protocol::Grpc));
@@ -138,11 +142,22 @@ impl<B: Backend> Router<B> {
             .grpc(codec, limit, true)
             .unary(
                 tower::service_fn(|request: tonic::Request<pb::ModelInferRequest>| {
-                    infer::model_infer(&self.backend, time, span.clone(), request.into_inner())
+                    let limits = &self.options.request;
+                    infer::model_infer(
+                        &self.backend,
+                        time,
+                        span.clone(),
+                        request.into_inner(),
+                        limits,
+                    )
                 }),
                 request,
             )
             .await;
+        note_refusal(&response);
+        if let Some(span) = span {
+            span.refused("the request cannot be read");
+        }
         match response.headers().get(infer::SERVER_TIMING).cloned() {
             None => response,
             Some(timing) => response.map(|body| with_trailer(body, infer::SERVER_TIMING, timing)),
@@ -162,8 +177,10 @@ impl<B: Backend> Router<B> {
             in_flight: self.options.max_stream_requests,
             caller: self.backend.tracer().map(|_| request.headers().clone()),
             quota: request.extensions().get().cloned(),
+            limits: self.options.request,
         };
         let timeout = time.deadline.map(|deadline| deadline - time.received);
+        let request = self.steady(request, Waits::Forever);
         let service = |request: tonic::Request<tonic::Streaming<pb::ModelInferRequest>>| {
             let answers = stream::answers(
                 self.backend.clone(),
@@ -191,8 +208,9 @@ impl<B: Backend> Router<B> {
     {
         let backend = &self.backend;
         let path = request.uri().path();
-        let method = path.rsplit('/').next().unwrap_or_default();
-        match method {
+        // All of the rest: the guard knows whole paths only, and a longer one that ends in a
+        // method's name needs nothing there.
+        match path.strip_prefix(SERVICE).unwrap_or_default() {
             "ServerLive" => {
                 self.unary(request, |q| management::server_live(backend, q))
                     .await
@@ -258,11 +276,13 @@ impl<B: Backend> Router<B> {
     {
         let limit = self.options.max_message_size;
         let codec = BoundedCodec::new(wire::load_request_cost, limit);
-        let request = request.map(|body| Steady::new(body, self.options.body_patience));
+        let request = self.steady(request, Waits::OneNow);
         let service = tower::service_fn(|request: tonic::Request<_>| {
             repository::load(&self.backend, request.into_inner())
         });
-        self.grpc(codec, limit, false).unary(service, request).await
+        let response = self.grpc(codec, limit, false).unary(service, request).await;
+        note_refusal(&response);
+        response
     }
 
     /// A call whose messages are small.
@@ -275,14 +295,23 @@ impl<B: Backend> Router<B> {
         F: Fn(Q) -> R,
         R: Future<Output = Result<A, Status>>,
     {
-        let request = request.map(|body| Steady::new(body, self.options.body_patience));
+        let request = self.steady(request, Waits::OneNow);
         let service = tower::service_fn(|request: tonic::Request<Q>| {
             let answer = answer(request.into_inner());
             async move { answer.await.map(tonic::Response::new) }
         });
-        self.grpc(ProstCodec::default(), MAX_SMALL_MESSAGE, false)
+        let response = self
+            .grpc(ProstCodec::default(), MAX_SMALL_MESSAGE, false)
             .unary(service, request)
-            .await
+            .await;
+        note_refusal(&response);
+        response
+    }
+
+    /// Bounds the time, and the memory, that a request's body takes.
+    fn steady<T>(&self, request: Request<T>, waits: Waits) -> Request<Steady<T>> {
+        let in_flight = self.backend.in_flight();
+        request.map(|body| Steady::new(body, self.options.body_patience, waits).counted(in_flight))
     }
 
     fn grpc<C: Codec>(&self, codec: C, max_message: usize, tensors: bool) -> Grpc<C> {
@@ -296,6 +325,18 @@ impl<B: Backend> Router<B> {
         } else {
             grpc
         }
+    }
+}
+
+/// Counts an answer that says that a message was too large.
+fn note_refusal(response: &Response<Body>) {
+    // An answer has a body, what was refused has none.
+    if response.body().is_end_stream()
+        && let Some(status) = response.headers().get(Status::GRPC_STATUS)
+    {
+        let said = response.headers().get(Status::GRPC_MESSAGE);
+        let code = tonic::Code::from_bytes(status.as_bytes());
+        codec::note_refusal(code, said.map_or(b"", HeaderValue::as_bytes));
     }
 }
 

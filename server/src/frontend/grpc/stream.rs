@@ -1,5 +1,7 @@
 //! `ModelStreamInfer`: many requests on one call, answered in the order they came.
 
+mod ordered;
+
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -7,17 +9,21 @@ use std::time::Duration;
 use dormouse_proto::inference as pb;
 use futures_util::stream::{BoxStream, Stream, StreamExt};
 use http::HeaderMap;
+use prost::Message;
 use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use self::ordered::{Job, Weigh, ordered};
 use super::answer::{Answer, StreamAnswer};
 use super::backend::Backend;
+use super::codec;
 use super::deadline::CallTime;
 use super::infer::{log_internal, read_request};
 use crate::error::ServeError;
 use crate::frontend::status::to_status;
 use crate::guard::StreamQuota;
+use crate::limits::RequestLimits;
 use crate::request::Turn;
 use crate::spans::Protocol;
 
@@ -28,12 +34,15 @@ pub(super) struct StreamTerms {
     pub(super) time: CallTime,
     /// End the stream with the status of the first error, instead of sending errors as messages.
     pub(super) fail_fast: bool,
-    /// How many requests may be under way; further ones are not read.
+    /// How many requests may be under way; further ones are not read. Steps of sequences that
+    /// wait for others are not counted, up to a second bound.
     pub(super) in_flight: usize,
     /// The call's headers, when its requests may be recorded.
     pub(super) caller: Option<HeaderMap>,
     /// What each request counts against.
     pub(super) quota: Option<StreamQuota>,
+    /// What each request may consist of.
+    pub(super) limits: RequestLimits,
 }
 
 /// Whether the client wants errors as statuses.
@@ -64,9 +73,9 @@ where
             .then(|| Status::unavailable("the server is shutting down: open a new stream"))
     })
     .filter_map(|status| std::future::ready(status.map(Err)));
-    let in_flight = terms.in_flight.max(1);
+    let in_flight = terms.in_flight;
     let mut last_turn = None;
-    requests
+    let jobs = requests
         .take_until(shutdown.cancelled_owned())
         .chain(farewell)
         .map(move |request| {
@@ -74,10 +83,23 @@ where
                 .as_ref()
                 .is_ok_and(|request| request.parameters.contains_key("sequence_id"));
             let turn = in_sequence.then(|| Turn::after(&mut last_turn));
-            answer(backend.clone(), request, (terms.clone(), turn))
-        })
-        .buffered(in_flight)
-        .boxed()
+            Job {
+                work: answer(backend.clone(), request, (terms.clone(), turn)),
+                is_step: in_sequence,
+            }
+        });
+    ordered(jobs, in_flight).boxed()
+}
+
+impl Weigh for Result<StreamAnswer, Status> {
+    fn bytes(&self) -> u64 {
+        let Ok(StreamAnswer::Answer(Answer(response))) = self else {
+            return 0;
+        };
+        let sizes = response.outputs.iter();
+        let sizes = sizes.map(|(_, tensor)| tensor.data.len() as u64);
+        sizes.fold(0, u64::saturating_add)
+    }
 }
 
 async fn answer<B: Backend>(
@@ -85,20 +107,19 @@ async fn answer<B: Backend>(
     request: Result<pb::ModelInferRequest, Status>,
     (terms, turn): (StreamTerms, Option<Turn>),
 ) -> Result<StreamAnswer, Status> {
-    let mut request = request?;
+    let mut request = request.inspect_err(|status| {
+        codec::note_refusal(status.code(), status.message().as_bytes());
+    })?;
     let time = CallTime {
         received: backend.now(),
         ..terms.time
     };
+    // All of it: tensors may be in other places than raw contents.
+    let quota = terms.quota.as_ref();
+    let counted = quota.map(|quota| quota.enter(request.encoded_len()));
     let model_name = std::mem::take(&mut request.model_name);
     let model_version = std::mem::take(&mut request.model_version);
     let id = request.id.clone();
-    let bytes = request
-        .raw_input_contents
-        .iter()
-        .map(bytes::Bytes::len)
-        .sum();
-    let counted = terms.quota.as_ref().map(|quota| quota.enter(bytes));
     let _counted = match counted.transpose() {
         Ok(counted) => counted,
         Err(refusal) if terms.fail_fast => return Err(refusal.status()),
@@ -117,10 +138,12 @@ async fn answer<B: Backend>(
     if let Some(span) = &span {
         span.asks(&model_name, &model_version, &id);
     }
-    let outcome = match read_request(&model_name, time, request) {
+    let outcome = match read_request(&model_name, time, request, &terms.limits) {
         Ok(mut raw) => {
-            if let Some(sequence) = &mut raw.sequence {
-                sequence.turn = turn;
+            match &mut raw.sequence {
+                Some(sequence) => sequence.turn = turn,
+                // Whatever comes of it, the next one need not wait for it.
+                None => drop(turn),
             }
             raw.span = span.clone();
             backend.infer(&model_name, &model_version, raw).await

@@ -284,6 +284,7 @@ mod tests {
 
     use super::super::infer;
     use super::*;
+    use crate::limits::RequestLimits;
     use crate::request::Tensor;
 
     fn tensor(datatype: DataType, shape: &[i64], data: impl Into<Bytes>) -> Tensor {
@@ -310,9 +311,14 @@ mod tests {
 
     fn plan(outputs: &str) -> OutputPlan {
         let body = format!("{{\"inputs\":[],{outputs}}}");
-        infer::parse(&body.into(), None, Timestamp::ZERO)
-            .unwrap()
-            .plan
+        infer::parse(
+            &body.into(),
+            None,
+            Timestamp::ZERO,
+            &RequestLimits::default(),
+        )
+        .unwrap()
+        .plan
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Request bodies, read within limits: bytes before and after decompression, chunks, and time
 //! without progress. Whatever was read is freed before an error is answered.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +13,8 @@ use tokio::time::Instant;
 use super::HttpLimits;
 use super::answer::Failure;
 use super::coding::{Coding, DecodeError, Decoder};
+use crate::host::{InFlight, Receiving};
+use crate::limits::Limit;
 
 /// Bytes that count as progress: fewer than these within the time limit is a stalled client.
 const PROGRESS: usize = 32 << 10;
@@ -58,18 +61,35 @@ impl BodyHead {
     }
 }
 
+/// What a body may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room<'a> {
+    limits: &'a HttpLimits,
+    /// Bodies on their way count like requests that wait.
+    in_flight: Option<&'a Arc<InFlight>>,
+}
+
+impl<'a> Room<'a> {
+    pub(super) fn new(limits: &'a HttpLimits, in_flight: &'a Arc<InFlight>) -> Self {
+        Self {
+            limits,
+            in_flight: Some(in_flight),
+        }
+    }
+}
+
 /// Reads a whole body. `offset` bytes into it stands what should be aligned for any element type.
 pub(super) async fn read<B>(
     mut body: B,
     head: BodyHead,
     offset: usize,
-    limits: &HttpLimits,
+    room: Room<'_>,
 ) -> Result<Bytes, Failure>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
-    let failure = match collect(&mut body, head, offset, limits).await {
+    let failure = match collect(&mut body, head, offset, room).await {
         Ok(bytes) => return Ok(bytes),
         Err(failure) => failure,
     };
@@ -83,12 +103,14 @@ async fn collect<B>(
     body: &mut B,
     head: BodyHead,
     offset: usize,
-    limits: &HttpLimits,
+    room: Room<'_>,
 ) -> Result<Bytes, Failure>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
+    let limits = room.limits;
+    let mut receiving = Receiving::new(room.in_flight);
     let limit = limits.max_input_size;
     if head.length.is_some_and(|length| length > limit) {
         return Err(too_large(limit));
@@ -102,6 +124,7 @@ where
     let mut deadline = Instant::now() + limits.body_progress_timeout;
     loop {
         let Ok(frame) = tokio::time::timeout_at(deadline, body.frame()).await else {
+            Limit::BodyTime.refuse();
             return Err(Failure::new(
                 StatusCode::REQUEST_TIMEOUT,
                 format!(
@@ -126,8 +149,9 @@ where
         // With a length given, pieces are the network's doing and not the client's.
         chunks += u64::from(head.length.is_none());
         if chunks > max_chunks {
+            Limit::Chunks.refuse();
             return Err(Failure::bad_request(format!(
-                "the request body has more than {max_chunks} chunks"
+                "the request body has more than {max_chunks} chunks (limits.max_chunks)"
             )));
         }
         sent += chunk.len() as u64;
@@ -137,6 +161,7 @@ where
         decoder
             .push(&chunk)
             .map_err(|error| decoding(error, limit))?;
+        receiving.hold(decoder.held())?;
         progress += chunk.len();
         if progress >= PROGRESS {
             progress = 0;
@@ -153,12 +178,20 @@ where
 
 fn decoding(error: DecodeError, limit: u64) -> Failure {
     match error {
-        DecodeError::TooLarge => too_large(limit),
+        DecodeError::TooLarge => {
+            Limit::DecompressedSize.refuse();
+            larger(limit)
+        }
         DecodeError::Damaged(message) => Failure::bad_request(message),
     }
 }
 
 fn too_large(limit: u64) -> Failure {
+    Limit::BodySize.refuse();
+    larger(limit)
+}
+
+fn larger(limit: u64) -> Failure {
     Failure::bad_request(format!(
         "the request body is larger than the limit of {limit} bytes, which \
          --http-max-input-size sets"
@@ -198,6 +231,14 @@ mod tests {
     use super::*;
     use crate::frontend::listen::{ListenOptions, serve};
 
+    /// Nothing else is being received.
+    fn alone(limits: &HttpLimits) -> Room<'_> {
+        Room {
+            limits,
+            in_flight: None,
+        }
+    }
+
     fn limits(max_input_size: u64) -> HttpLimits {
         HttpLimits {
             max_input_size,
@@ -230,10 +271,11 @@ mod tests {
             let length = sent.len() as u64;
             for declared in [None, Some(length)] {
                 let body = Full::new(Bytes::from(sent.clone()));
-                let read_back = read(body, head(coding, declared), 0, &limits(100_000)).await;
+                let read_back =
+                    read(body, head(coding, declared), 0, alone(&limits(100_000))).await;
                 assert_eq!(read_back.unwrap(), plain);
                 let body = Full::new(Bytes::from(sent.clone()));
-                let failure = read(body, head(coding, declared), 0, &limits(99_999))
+                let failure = read(body, head(coding, declared), 0, alone(&limits(99_999)))
                     .await
                     .unwrap_err();
                 assert_eq!(failure.status, 400);
@@ -249,7 +291,7 @@ mod tests {
             ones(65_536),
             head("identity", None),
             0,
-            &HttpLimits::default(),
+            alone(&HttpLimits::default()),
         )
         .await;
         assert_eq!(read_back.unwrap().len(), 65_536);
@@ -258,7 +300,7 @@ mod tests {
                 ones(count),
                 head("identity", None),
                 0,
-                &HttpLimits::default(),
+                alone(&HttpLimits::default()),
             )
             .await
             .unwrap_err();
@@ -267,7 +309,7 @@ mod tests {
         }
         // The same bytes under a declared length are what a slow network delivers.
         let declared = head("identity", Some(70_000));
-        let read_back = read(ones(70_000), declared, 0, &HttpLimits::default()).await;
+        let read_back = read(ones(70_000), declared, 0, alone(&HttpLimits::default())).await;
         assert_eq!(read_back.unwrap().len(), 70_000);
     }
 
@@ -278,9 +320,14 @@ mod tests {
             stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"{")))])
                 .chain(stream::pending()),
         ));
-        let failure = read(body, head("identity", None), 0, &HttpLimits::default())
-            .await
-            .unwrap_err();
+        let failure = read(
+            body,
+            head("identity", None),
+            0,
+            alone(&HttpLimits::default()),
+        )
+        .await
+        .unwrap_err();
         assert_eq!(failure.status, 408);
         assert_eq!(start.elapsed().as_secs(), 30);
     }
@@ -295,9 +342,14 @@ mod tests {
             ))
         });
         let body = StreamBody::new(Box::pin(drops));
-        let failure = read(body, head("identity", None), 0, &HttpLimits::default())
-            .await
-            .unwrap_err();
+        let failure = read(
+            body,
+            head("identity", None),
+            0,
+            alone(&HttpLimits::default()),
+        )
+        .await
+        .unwrap_err();
         assert_eq!(failure.status, 408);
     }
 
@@ -305,9 +357,14 @@ mod tests {
     async fn the_binary_tail_is_aligned() {
         for offset in [0, 1, 97, 4096] {
             let body = Full::new(Bytes::from(vec![3u8; 10_000]));
-            let bytes = read(body, head("identity", None), offset, &HttpLimits::default())
-                .await
-                .unwrap();
+            let bytes = read(
+                body,
+                head("identity", None),
+                offset,
+                alone(&HttpLimits::default()),
+            )
+            .await
+            .unwrap();
             assert_eq!(bytes.len(), 10_000);
             assert_eq!(bytes[offset..].as_ptr() as usize % 8, 0);
         }
@@ -319,7 +376,7 @@ mod tests {
             axum::Router::new().fallback(async move |request: http::Request<axum::body::Body>| {
                 let (parts, body) = request.into_parts();
                 let head = BodyHead::read(&parts.headers, body.size_hint().exact())?;
-                let bytes = read(body, head, 0, &limits).await?;
+                let bytes = read(body, head, 0, alone(&limits)).await?;
                 Ok::<_, Failure>(bytes.len().to_string())
             });
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();

@@ -145,6 +145,15 @@ impl Decoder {
         }
     }
 
+    /// Bytes that are held in memory.
+    pub(super) fn held(&self) -> usize {
+        match &self.kind {
+            Kind::Plain(capped) => capped.bytes.len(),
+            Kind::Gzip(decoder) => decoder.get_ref().bytes.len(),
+            Kind::Deflate(inflate) => inflate.capped.bytes.len(),
+        }
+    }
+
     /// The decoded bytes behind the padding; an error when the stream is not complete.
     pub(super) fn finish(self) -> Result<Vec<u8>, DecodeError> {
         match self.kind {

@@ -17,16 +17,12 @@ use dormouse_model_store::spec::ModelSpec;
 use super::json::Reader;
 use super::tensor_data::{self, Declared};
 use crate::error::ServeError;
+use crate::limits::RequestLimits;
 use crate::request::{Origin, OutputWish, RawInput, RawRequest, SequenceParameters, Wishes};
 use crate::shared_memory::RegionSlice;
 
 /// The header that tells how many bytes of the body are JSON.
 pub(super) const HEADER_LENGTH: &str = "inference-header-content-length";
-
-/// Inputs a request may give, and outputs it may name.
-const MAX_TENSORS: usize = 4096;
-/// Dimensions an input may have.
-const MAX_DIMS: usize = 32;
 
 /// How the outputs of a request are to be sent.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -80,6 +76,7 @@ pub(super) fn parse(
     body: &Bytes,
     header_length: Option<usize>,
     received: Timestamp,
+    limits: &RequestLimits,
 ) -> Result<Parsed, ServeError> {
     let header_length = header_length.unwrap_or(body.len());
     let Some((json, _)) = body.split_at_checked(header_length) else {
@@ -88,7 +85,7 @@ pub(super) fn parse(
             body.len()
         )));
     };
-    let mut reader = Reader::new(json)?;
+    let mut reader = Reader::within(json, limits)?;
     if reader.peek().is_none() {
         return Err(ServeError::invalid(
             "the request body is empty: expected a JSON object with 'inputs'",
@@ -104,10 +101,10 @@ pub(super) fn parse(
             return reader.skip();
         }
         match key {
-            "inputs" => inputs = Some(read_inputs(reader)?),
+            "inputs" => inputs = Some(read_inputs(reader, limits)?),
             _ if reader.null() => {}
             "id" => id = reader.string("a string for 'id'")?.into_owned(),
-            "outputs" => outputs = read_outputs(reader)?,
+            "outputs" => outputs = read_outputs(reader, limits)?,
             _ => parameters = Parameters::read(reader)?,
         }
         Ok(())
@@ -351,21 +348,26 @@ impl InputHeader {
     }
 }
 
-fn read_inputs(reader: &mut Reader<'_>) -> Result<Vec<InputHeader>, ServeError> {
+fn read_inputs(
+    reader: &mut Reader<'_>,
+    limits: &RequestLimits,
+) -> Result<Vec<InputHeader>, ServeError> {
     let mut inputs = Vec::new();
     reader.array("'inputs'", |reader, index| {
-        if index == MAX_TENSORS {
-            return Err(ServeError::invalid(format!(
-                "the request has more than {MAX_TENSORS} inputs"
-            )));
+        if index == limits.tensors {
+            return Err(limits.too_many_tensors("inputs"));
         }
-        inputs.push(read_input(reader, index)?);
+        inputs.push(read_input(reader, index, limits)?);
         Ok(())
     })?;
     Ok(inputs)
 }
 
-fn read_input(reader: &mut Reader<'_>, index: usize) -> Result<InputHeader, ServeError> {
+fn read_input(
+    reader: &mut Reader<'_>,
+    index: usize,
+    limits: &RequestLimits,
+) -> Result<InputHeader, ServeError> {
     let mut input = InputHeader::default();
     let mut keys = Keys::new(&["name", "datatype", "shape", "parameters", "data"]);
     let mut region = RegionParameters::default();
@@ -385,7 +387,7 @@ fn read_input(reader: &mut Reader<'_>, index: usize) -> Result<InputHeader, Serv
                 })?;
                 input.datatype = Some(datatype);
             }
-            "shape" => input.shape = Some(read_shape(reader, place)?),
+            "shape" => input.shape = Some(read_shape(reader, place, limits)?),
             "parameters" if reader.null() => {}
             "parameters" => {
                 let mut keys = Keys::new(&["binary_data_size"]);
@@ -410,7 +412,7 @@ fn read_input(reader: &mut Reader<'_>, index: usize) -> Result<InputHeader, Serv
                 }
                 _ => {
                     deferred = Some(*reader);
-                    reader.skip()?;
+                    reader.skip_elements()?;
                 }
             },
         }
@@ -452,13 +454,15 @@ fn read_input(reader: &mut Reader<'_>, index: usize) -> Result<InputHeader, Serv
     Ok(input)
 }
 
-fn read_shape(reader: &mut Reader<'_>, place: impl Display) -> Result<Shape, ServeError> {
+fn read_shape(
+    reader: &mut Reader<'_>,
+    place: impl Display,
+    limits: &RequestLimits,
+) -> Result<Shape, ServeError> {
     let mut shape = Shape::new();
     reader.array("'shape'", |reader, index| {
-        if index == MAX_DIMS {
-            return Err(ServeError::invalid(format!(
-                "{place}: 'shape' has more than {MAX_DIMS} dimensions"
-            )));
+        if index == limits.dimensions {
+            return Err(limits.too_many_dimensions(&place));
         }
         let dim: i64 = reader.integer("a dimension of 'shape'")?;
         if dim < 0 {
@@ -469,6 +473,7 @@ fn read_shape(reader: &mut Reader<'_>, place: impl Display) -> Result<Shape, Ser
         shape.push(dim);
         Ok(())
     })?;
+    limits.check_elements(&shape, &place)?;
     Ok(shape)
 }
 
@@ -525,13 +530,11 @@ struct Outputs {
     wishes: Vec<(String, OutputWish)>,
 }
 
-fn read_outputs(reader: &mut Reader<'_>) -> Result<Outputs, ServeError> {
+fn read_outputs(reader: &mut Reader<'_>, limits: &RequestLimits) -> Result<Outputs, ServeError> {
     let mut outputs = Outputs::default();
     reader.array("'outputs'", |reader, index| {
-        if index == MAX_TENSORS {
-            return Err(ServeError::invalid(format!(
-                "the request names more than {MAX_TENSORS} outputs"
-            )));
+        if index == limits.tensors {
+            return Err(limits.too_many_tensors("outputs"));
         }
         let mut name = None;
         let mut binary = None;

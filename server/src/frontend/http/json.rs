@@ -5,15 +5,16 @@ use std::borrow::Cow;
 use std::str::FromStr;
 
 use crate::error::ServeError;
-
-/// How deep arrays and objects may nest.
-pub(super) const MAX_DEPTH: u32 = 100;
+use crate::limits::{Limit, RequestLimits};
 
 /// A position in a JSON text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reader<'a> {
     text: &'a str,
     at: usize,
+    max_depth: u32,
+    /// Values that may still come.
+    nodes_left: u32,
 }
 
 /// A number as it stands in the text.
@@ -33,7 +34,12 @@ pub(super) enum NotInteger<'a> {
 }
 
 impl<'a> Reader<'a> {
+    /// A reader within the usual limits.
     pub(super) fn new(bytes: &'a [u8]) -> Result<Self, ServeError> {
+        Self::within(bytes, &RequestLimits::default())
+    }
+
+    pub(super) fn within(bytes: &'a [u8], limits: &RequestLimits) -> Result<Self, ServeError> {
         let text = std::str::from_utf8(bytes).map_err(|error| {
             ServeError::invalid(format!(
                 "the JSON of the request is not UTF-8 at byte {}; bytes that are no text go into \
@@ -41,7 +47,12 @@ impl<'a> Reader<'a> {
                 error.valid_up_to()
             ))
         })?;
-        Ok(Self { text, at: 0 })
+        Ok(Self {
+            text,
+            at: 0,
+            max_depth: limits.json_depth.min(RequestLimits::DEEPEST),
+            nodes_left: limits.json_nodes,
+        })
     }
 
     /// The next character that is not white space, which stays unread.
@@ -110,6 +121,7 @@ impl<'a> Reader<'a> {
         }
         loop {
             let key = self.key()?;
+            self.node()?;
             member(self, &key)?;
             if self.take(b',') {
                 continue;
@@ -134,6 +146,7 @@ impl<'a> Reader<'a> {
             return Ok(());
         }
         for index in 0.. {
+            self.node()?;
             item(self, index)?;
             if self.take(b',') {
                 continue;
@@ -244,15 +257,41 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// How deep arrays and objects may nest.
+    pub(super) fn max_depth(&self) -> u32 {
+        self.max_depth
+    }
+
+    /// Counts a value.
+    #[inline]
+    fn node(&mut self) -> Result<(), ServeError> {
+        match self.nodes_left.checked_sub(1) {
+            Some(left) => {
+                self.nodes_left = left;
+                Ok(())
+            }
+            None => Err(self.too_many()),
+        }
+    }
+
+    /// Reads the elements of a tensor and forgets them: they are no values that count.
+    pub(super) fn skip_elements(&mut self) -> Result<(), ServeError> {
+        let nodes_left = std::mem::replace(&mut self.nodes_left, u32::MAX);
+        self.skip()?;
+        self.nodes_left = nodes_left;
+        Ok(())
+    }
+
     /// Reads any value and forgets it.
     pub(super) fn skip(&mut self) -> Result<(), ServeError> {
-        // One bit per open level, set for objects: MAX_DEPTH levels fit.
+        // One bit per open level, set for objects: the deepest that can be set fits.
         let mut objects = 0u128;
         let mut depth = 0u32;
         loop {
+            self.node()?;
             match self.peek() {
                 Some(open @ (b'{' | b'[')) => {
-                    if depth == MAX_DEPTH {
+                    if depth == self.max_depth {
                         return Err(self.too_deep());
                     }
                     self.at += 1;
@@ -295,9 +334,19 @@ impl<'a> Reader<'a> {
         }
     }
 
+    #[cold]
     pub(super) fn too_deep(&self) -> ServeError {
-        ServeError::invalid(format!(
-            "the JSON nests deeper than {MAX_DEPTH} levels at byte {}",
+        Limit::JsonDepth.error(format!(
+            "the JSON nests deeper than {} levels at byte {} (limits.max_json_depth)",
+            self.max_depth, self.at
+        ))
+    }
+
+    #[cold]
+    fn too_many(&self) -> ServeError {
+        Limit::JsonNodes.error(format!(
+            "the JSON has too many values: the limit was reached at byte {} \
+             (limits.max_json_nodes)",
             self.at
         ))
     }
@@ -518,7 +567,7 @@ mod tests {
     #[test]
     fn nesting_is_bounded_without_recursion() {
         let deep = |levels: usize| [vec![b'['; levels], vec![b']'; levels]].concat();
-        assert!(skip_all(&deep(MAX_DEPTH as usize)).is_ok());
+        assert!(skip_all(&deep(100)).is_ok());
         for levels in [101, 100_000, 250_000] {
             let error = skip_all(&deep(levels)).expect_err("too deep");
             assert!(error.message().contains("deeper than 100"), "{error}");

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::json::{MAX_DEPTH, NotInteger, Number, Reader, parse_integer};
+use super::json::{NotInteger, Number, Reader, parse_integer};
 use crate::error::ServeError;
 use crate::request::Tensor;
 
@@ -149,7 +149,7 @@ fn elements(
                 if has_elements && lengths.len() == depth {
                     return Err(ragged());
                 }
-                if depth == MAX_DEPTH as usize {
+                if depth == reader.max_depth() as usize {
                     return Err(reader.too_deep());
                 }
                 open[depth - 1] += 1;

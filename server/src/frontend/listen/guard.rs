@@ -12,6 +12,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::has_budget_remaining;
 use tokio::time::Sleep;
 
+use crate::limits::Limit;
+
 /// How long, and how much, of what a client still sends is dropped unread after the last answer.
 /// Closing at once would reset the connection, and the client might lose the answer.
 const LINGER_TIME: Duration = Duration::from_secs(5);
@@ -48,6 +50,11 @@ impl Requests {
 
     pub(super) fn begun(&self) -> u64 {
         self.counts.begun.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn under_way(&self) -> u64 {
+        let ended = self.counts.ended.load(Ordering::Relaxed);
+        self.begun().saturating_sub(ended)
     }
 
     fn any_under_way(&self) -> bool {
@@ -154,6 +161,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guard<S> {
                 if let Some(deadline) = &mut self.deadline
                     && deadline.as_mut().poll(context).is_ready()
                 {
+                    Limit::HeaderTime.refuse();
                     return Poll::Ready(Err(io::Error::new(
                         io::ErrorKind::TimedOut,
                         "the client did not complete its request header in time",

@@ -131,3 +131,25 @@ proptest! {
         let _ = Hello::decode(&bytes);
     }
 }
+
+#[test]
+fn outputs_have_the_bytes_that_their_shapes_say() {
+    let with = |datatype, shape: &[i64], len| Placed {
+        datatype,
+        shape: Shape::from_slice(shape),
+        len,
+        ..placed_somewhere()
+    };
+    for (placed, makes_sense) in [
+        (placed_somewhere(), true),
+        (with(DataType::Fp32, &[2, 3], 23), false),
+        (with(DataType::Fp32, &[-1, 3], 24), false),
+        (with(DataType::Fp64, &[i64::MAX], 24), false),
+        (with(DataType::Fp32, &[], 4), true),
+        (with(DataType::Bytes, &[2], 100), true),
+        (with(DataType::Bytes, &[26], 100), false),
+        (with(DataType::Bytes, &[-2], 100), false),
+    ] {
+        assert_eq!(placed.makes_sense(), makes_sense, "{placed:?}");
+    }
+}

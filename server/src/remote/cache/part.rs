@@ -101,6 +101,14 @@ impl Part {
             *done = true;
             self.unsynced.push(index);
         }
+        // One is always asked for: its answer tells the digest that the whole must have.
+        if self.done.iter().all(|done| *done)
+            && let Some(last) = self.done.last_mut()
+        {
+            *last = false;
+            let last = self.done.len() - 1;
+            self.unsynced.retain(|index| *index != last);
+        }
         // Without a journal they are fetched again, which is all there is to lose.
         let _ = self.keep();
     }

@@ -33,6 +33,23 @@ fn a_part_goes_on_where_its_journal_ends() {
 }
 
 #[test]
+fn of_a_part_that_is_whole_one_piece_is_asked_for_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(folder.path(), ByteSize::mib(1)).unwrap();
+    let file = file(250);
+    let key = Key::of("r", &file);
+    let mut part = cache.begin(&key, &file, 100).unwrap().unwrap();
+    for index in 0..3 {
+        part.written(index, 100).unwrap();
+    }
+    part.keep().unwrap();
+    drop(part);
+    // Nobody has compared it with the digest that its server tells.
+    let part = cache.begin(&key, &file, 100).unwrap().unwrap();
+    assert_eq!(part.missing(), [(2, 200..250)]);
+}
+
+#[test]
 fn only_a_whole_file_becomes_a_copy() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(folder.path(), ByteSize::mib(1)).unwrap();

@@ -137,3 +137,17 @@ fn a_key_that_leads_out_is_told_and_nothing_is_listed() {
     let error = repository.refresh().unwrap_err();
     assert!(error.to_string().contains("invalid path"), "{error}");
 }
+
+#[test]
+fn a_listing_that_never_ends_is_given_up() {
+    let fixture = Fixture::new(|_, _| {
+        let body = "<ListBucketResult><IsTruncated>true</IsTruncated>\
+             <NextContinuationToken>more</NextContinuationToken></ListBucketResult>";
+        Response::new(body.into())
+    });
+    let remotes = fixture.remotes(|config| config.listing = Duration::from_millis(200));
+    let repository = remotes.unsigned(&format!("s3://http://{}/bucket", fixture.address));
+    let error = repository.refresh().unwrap_err();
+    assert!(error.to_string().contains("within 200ms"), "{error}");
+    assert!(fixture.asked("continuation-token=more") > 1);
+}

@@ -70,24 +70,100 @@ fn a_file_is_fetched_in_parts_once_and_then_found_in_the_cache() {
     );
 }
 
+/// Sends nothing less than whole files.
+fn wholly(site: &Site, request: &Request) -> Response {
+    let path = request.uri().path().trim_start_matches("/repo/");
+    match site.files.lock().get(path) {
+        Some(bytes) => Response::new(bytes.clone().into()),
+        None => refuse(404),
+    }
+}
+
 #[test]
 fn a_server_without_ranges_is_read_from_front_to_back() {
-    let fixture = Fixture::new(|site, request| {
-        let (mut parts, body) = plainly(site, request).into_parts();
-        if parts.status == 206 {
-            parts.status = http::StatusCode::OK;
-            let path = request.uri().path().trim_start_matches("/repo/");
-            let whole = site.files.lock()[path].clone();
-            return Response::from_parts(http::Response::new(()).into_parts().0, whole.into());
-        }
-        Response::from_parts(parts, body)
-    });
+    let fixture = Fixture::new(wholly);
     let bytes = noise(200 << 10);
     fixture.put(MODEL, bytes.clone()).index();
     let remotes = fixture.remotes(|_| {});
-    let repository = fixture.web(&remotes);
+    // However much longer it is than any part.
+    let location = format!("http://{}/repo", fixture.address);
+    let location = Location::parse(&location).unwrap();
+    let transport = Transport::new(TransportOptions {
+        patience: Duration::from_secs(5),
+        tls: Arc::clone(&remotes.tls),
+        addresses: Addresses::Any,
+        allowed: Some(vec![location.clone()]),
+        tags_are_md5: false,
+        max_body: 100 << 10,
+    });
+    let bucket = Bucket::web(transport, &location.to_string(), None);
+    let repository = remotes.with_bucket(location, bucket);
+    repository.refresh().unwrap();
     let copy = repository.open(&file_of(&repository, MODEL)).unwrap();
     assert!(content(&copy) == bytes);
+}
+
+#[test]
+fn a_server_that_stops_sending_parts_is_told_of() {
+    let fixture = Fixture::new(|site, request| {
+        let range = request.headers().get("range");
+        match range.is_some_and(|range| range != "bytes=0-65535") {
+            true => wholly(site, request),
+            false => plainly(site, request),
+        }
+    });
+    fixture.put(MODEL, noise(200 << 10)).index();
+    let remotes = fixture.remotes(|_| {});
+    let repository = fixture.web(&remotes);
+    let error = repository.open(&file_of(&repository, MODEL)).unwrap_err();
+    assert!(error.to_string().contains("then no more"), "{error}");
+}
+
+#[test]
+fn a_whole_file_that_only_trickles_is_given_up() {
+    let fixture = Fixture::new(|site, request| {
+        if !request.uri().path().ends_with(".onnx") {
+            return plainly(site, request);
+        }
+        // Never silent for long, and never done.
+        let trickle = futures_util::stream::unfold((), |()| async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Some((
+                Ok::<_, std::convert::Infallible>(bytes::Bytes::from_static(b"x")),
+                (),
+            ))
+        });
+        Response::new(axum::body::Body::from_stream(trickle))
+    });
+    fixture.put(MODEL, noise(200 << 10)).index();
+    let remotes = fixture.remotes(|config| {
+        config.retries = 0;
+        config.deadline = Duration::from_millis(100);
+    });
+    let repository = fixture.web(&remotes);
+    let error = repository.open(&file_of(&repository, MODEL)).unwrap_err();
+    assert!(
+        error.to_string().contains("did not come within 400ms"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_disguised_path_is_not_followed() {
+    let fixture = Fixture::new(|site, request| match request.uri().path() {
+        "/repo/m/1/model.onnx" => Response::builder()
+            .status(302)
+            .header("location", "/repo/%2E%2e/secret")
+            .body(axum::body::Body::empty())
+            .unwrap(),
+        _ => plainly(site, request),
+    });
+    fixture.put(MODEL, "abc").index();
+    let remotes = fixture.remotes(|_| {});
+    let repository = fixture.web(&remotes);
+    let error = repository.open(&file_of(&repository, MODEL)).unwrap_err();
+    assert!(error.to_string().contains("disguised"), "{error}");
+    assert_eq!(fixture.asked("secret"), 0);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::engine::EngineError;
 use crate::request::Tensor;
 use crate::unit::Unit;
 use crate::unit::load::OpenSession;
-use crate::unit::run::Splitter;
+use crate::unit::rows::Splitter;
 
 /// Which of the session's outputs a run is asked for.
 pub(super) struct Wanted {

@@ -26,7 +26,9 @@ use crate::alarm::Alarm;
 use crate::clock::Clock;
 use crate::config::IsolationConfig;
 use crate::engine::onnx::OnnxOptions;
-use crate::engine::{Engine, EngineError, ModelBytes, Session, SessionTensor, Stop, StopHandle};
+use crate::engine::{
+    Engine, EngineError, LostWorker, ModelBytes, Session, SessionTensor, Stop, StopHandle,
+};
 use crate::error::ServeError;
 use crate::events::Events;
 use crate::host::{Host, InFlight, UnitDefaults};
@@ -79,6 +81,8 @@ pub(crate) struct FakeEngine {
     pub(super) runs: Gate,
     pub(super) closes: Gate,
     fails: AtomicBool,
+    /// Sessions of the first so many loads are gone.
+    dead: AtomicUsize,
     begun: AtomicUsize,
     sessions: AtomicUsize,
     ended: AtomicUsize,
@@ -87,6 +91,16 @@ pub(crate) struct FakeEngine {
 impl FakeEngine {
     pub(super) fn fail_loads(&self, fails: bool) {
         self.fails.store(fails, Ordering::SeqCst);
+    }
+
+    /// Has the process die that has, or will have, the session of this load, counted from one.
+    pub(super) fn lose_session(&self, load: usize) -> LostWorker {
+        self.dead.store(load, Ordering::SeqCst);
+        LostWorker {
+            worker: load as u64,
+            reason: "its worker process was told to die".into(),
+            by_itself: true,
+        }
     }
 
     pub(super) fn loads_begun(&self) -> usize {
@@ -112,7 +126,7 @@ impl Engine for Handle {
     }
 
     fn open(&self, _: ModelBytes, _: &SessionSpec) -> Result<Arc<dyn Session>, EngineError> {
-        self.0.begun.fetch_add(1, Ordering::SeqCst);
+        let load = self.0.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let fails = self.0.fails.load(Ordering::SeqCst);
         self.0.loads.pass(|| false);
         if fails {
@@ -128,6 +142,7 @@ impl Engine for Handle {
             engine: Arc::clone(&self.0),
             inputs: [tensor("x")],
             outputs: [tensor("y")],
+            load,
         }))
     }
 
@@ -141,6 +156,7 @@ struct FakeSession {
     engine: Arc<FakeEngine>,
     inputs: [SessionTensor; 1],
     outputs: [SessionTensor; 1],
+    load: usize,
 }
 
 impl Drop for FakeSession {
@@ -175,6 +191,9 @@ impl Session for FakeSession {
         if has(HELD) {
             self.engine.runs.pass(stopped);
         }
+        if let Some(lost) = self.lost() {
+            return Err(EngineError::Lost(lost));
+        }
         if stopped() {
             return Err(EngineError::Terminated);
         }
@@ -186,6 +205,11 @@ impl Session for FakeSession {
             return Ok(Vec::new());
         }
         Ok(vec![tensor.clone()])
+    }
+
+    fn lost(&self) -> Option<LostWorker> {
+        let dead = self.engine.dead.load(Ordering::SeqCst);
+        (self.load <= dead).then(|| self.engine.lose_session(dead))
     }
 
     fn stop_handle(&self) -> Result<StopHandle, EngineError> {

@@ -36,7 +36,7 @@ fn parameters<const N: usize>(
 }
 
 fn read(request: pb::ModelInferRequest) -> Result<RawRequest, ServeError> {
-    read_request("m", TIME, request)
+    read_request("m", TIME, request, &RequestLimits::default())
 }
 
 #[track_caller]
@@ -135,7 +135,7 @@ fn unknown_datatypes_and_endless_shapes_are_refused() {
     refused(
         with(input("a", "INT8", &[1; 65])),
         ErrorCode::InvalidRequest,
-        "unexpected shape for input 'a' of model 'm': expected at most 64 dimensions, got 65",
+        "input 'a' of model 'm': its shape has more than 32 dimensions (limits.max_dimensions)",
     );
 }
 

@@ -17,6 +17,7 @@ fn terms(fail_fast: bool, in_flight: usize) -> StreamTerms {
         in_flight,
         caller: None,
         quota: None,
+        limits: RequestLimits::default(),
     }
 }
 
@@ -147,4 +148,101 @@ async fn shutdown_answers_what_was_read_and_then_ends_the_stream() {
     assert_eq!(id(answers.next().await), "1");
     let status = answers.next().await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
+}
+
+fn step(model: &str, id: &str) -> Result<pb::ModelInferRequest, Status> {
+    let mut step = request(model, id, "x");
+    let number = pb::InferParameter {
+        parameter_choice: Some(pb::infer_parameter::ParameterChoice::Int64Param(7)),
+    };
+    step.parameters.insert("sequence_id".to_owned(), number);
+    Ok(step)
+}
+
+fn asking(
+    requests: Vec<Result<pb::ModelInferRequest, Status>>,
+    in_flight: usize,
+) -> (Fake, Answers) {
+    let fake = Fake::new();
+    let answers = answers(
+        fake.clone(),
+        stream::iter(requests),
+        terms(false, in_flight),
+        CancellationToken::new(),
+    );
+    (fake, answers)
+}
+
+#[tokio::test]
+async fn steps_that_wait_do_not_keep_the_stream_from_being_read() {
+    // As if all waited for a slot that only the last request gives back.
+    let mut requests: Vec<_> = (0..20)
+        .map(|index| step("gate", &index.to_string()))
+        .collect();
+    requests.push(step("opens", "20"));
+    let (_fake, mut answers) = asking(requests, 2);
+    for index in 0..=20 {
+        assert_eq!(id(answers.next().await), index.to_string());
+    }
+    assert!(answers.next().await.is_none());
+}
+
+#[tokio::test]
+async fn steps_that_wait_are_bounded_too() {
+    let requests = (0..100).map(|_| step("gate", "")).collect();
+    let (fake, mut answers) = asking(requests, 3);
+    assert!(answers.next().now_or_never().is_none());
+    assert_eq!(fake.most_active(), 3 * ordered::BEHIND_STEPS);
+    fake.open_gate(100);
+    for _ in 0..100 {
+        assert!(answers.next().await.unwrap().is_ok());
+    }
+    assert!(answers.next().await.is_none());
+}
+
+#[tokio::test]
+async fn behind_a_step_other_requests_are_read_but_no_more_run_at_once() {
+    let mut requests = vec![step("gate", "")];
+    requests.extend((0..20).map(|_| Ok(request("echo", "", "x"))));
+    requests.extend((0..20).map(|_| Ok(request("deaf", "", "x"))));
+    let (fake, mut answers) = asking(requests, 4);
+    assert!(answers.next().now_or_never().is_none());
+    // The step, and of the others as many as ever: those that have their answers do not count.
+    assert_eq!(fake.most_active(), 5);
+    drop(answers);
+    fake.until_cancelled(5).await;
+}
+
+#[tokio::test]
+async fn a_request_without_a_sequence_keeps_no_step_waiting() {
+    let mut none = request("deaf", "1", "x");
+    let zero = pb::InferParameter {
+        parameter_choice: Some(pb::infer_parameter::ParameterChoice::Int64Param(0)),
+    };
+    none.parameters.insert("sequence_id".to_owned(), zero);
+    let (fake, mut answers) = asking(vec![Ok(none), step("turns", "2")], 4);
+    assert!(answers.next().now_or_never().is_none());
+    assert_eq!(fake.turns(), 1);
+}
+
+#[tokio::test]
+async fn tensors_count_against_a_quota_wherever_a_request_has_them() {
+    let fake = Fake::new();
+    let mut typed = request("echo", "1", "x");
+    typed.raw_input_contents.clear();
+    typed.inputs[0].contents = Some(pb::InferTensorContents {
+        fp32_contents: vec![0.5; 1000],
+        ..Default::default()
+    });
+    let terms = StreamTerms {
+        quota: Some(StreamQuota::of_bytes(1000)),
+        ..terms(false, 8)
+    };
+    let requests = stream::iter([Ok(typed), Ok(request("echo", "2", "x"))]);
+    let mut answers = answers(fake, requests, terms, CancellationToken::new());
+    let Some(Ok(StreamAnswer::Failure { message, .. })) = answers.next().await else {
+        panic!("expected a refusal");
+    };
+    assert!(message.contains("quota"), "{message}");
+    assert_eq!(id(answers.next().await), "2");
 }

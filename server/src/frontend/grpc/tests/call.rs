@@ -264,7 +264,9 @@ async fn a_body_that_stalls_is_given_up() {
     let outcome = outcome(&router(&Fake::new()), call).await;
     assert_eq!(outcome.code, Code::DeadlineExceeded);
     assert!(
-        outcome.message.contains("nothing received"),
+        outcome
+            .message
+            .contains("the rest of the request did not come"),
         "{}",
         outcome.message
     );

@@ -32,6 +32,8 @@ struct State {
     most_active: AtomicUsize,
     /// Lets one request to `gate` through per permit.
     gate: Semaphore,
+    /// Requests to `turns` whose turn came.
+    turns: AtomicUsize,
     extensions: Extensions,
 }
 
@@ -59,6 +61,7 @@ impl Fake {
             cancelled: watch::Sender::new(0),
             most_active: AtomicUsize::new(0),
             gate: Semaphore::new(0),
+            turns: AtomicUsize::new(0),
             extensions: Extensions::default(),
         }))
     }
@@ -69,6 +72,10 @@ impl Fake {
 
     pub(crate) fn open_gate(&self, requests: usize) {
         self.0.gate.add_permits(requests);
+    }
+
+    pub(crate) fn turns(&self) -> usize {
+        self.0.turns.load(Ordering::SeqCst)
     }
 
     pub(crate) fn most_active(&self) -> usize {
@@ -90,9 +97,14 @@ impl Fake {
 
     async fn act(&self, name: &str, deadline: Option<Timestamp>) -> Result<(), ServeError> {
         match name {
-            "echo" | "cold" => Ok(()),
+            "echo" | "cold" | "turns" => Ok(()),
             "gate" => {
                 self.0.gate.acquire().await.unwrap().forget();
+                Ok(())
+            }
+            // Lets everybody at the gate through.
+            "opens" => {
+                self.open_gate(Semaphore::MAX_PERMITS);
                 Ok(())
             }
             // Keeps its deadline.
@@ -191,6 +203,15 @@ impl Backend for Fake {
             state: &self.0,
             answered: false,
         };
+        if name == "turns"
+            && let Some(turn) = request
+                .sequence
+                .as_ref()
+                .and_then(|step| step.turn.as_ref())
+        {
+            turn.comes().await;
+            self.0.turns.fetch_add(1, Ordering::SeqCst);
+        }
         let done = self.act(name, request.deadline).await;
         guard.answered = true;
         done?;

@@ -11,6 +11,14 @@ use super::*;
 
 const RECEIVED: Timestamp = Timestamp::from_nanos(5_000);
 
+fn parse(
+    body: &Bytes,
+    header_length: Option<usize>,
+    received: Timestamp,
+) -> Result<Parsed, ServeError> {
+    super::parse(body, header_length, received, &RequestLimits::default())
+}
+
 fn parse_json(json: &str) -> Result<Parsed, ServeError> {
     parse(&Bytes::copy_from_slice(json.as_bytes()), None, RECEIVED)
 }

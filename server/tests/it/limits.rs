@@ -1,0 +1,276 @@
+//! Every limit refuses who exceeds it, and is counted under its name.
+
+use std::io::Write;
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use dormouse_proto::inference as pb;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tonic::Code;
+use tonic::codec::CompressionEncoding;
+
+use crate::deadlines::ONE_AT_A_TIME;
+use crate::repository::{Model, TestRepository};
+use crate::server::{TestServer, eventually, patiently};
+use crate::wire::{self, Request, add_sub, slow};
+
+/// Low enough to be reached by a test.
+const LOW: &str = r#"
+[http]
+max_input_size = "1MiB"
+[grpc]
+max_input_size = "1MiB"
+[limits]
+max_queue_per_model = 1
+max_request_bytes_in_flight = "600KiB"
+max_connections = 8
+max_streams = 2
+max_headers = 20
+header_timeout = "1s"
+body_timeout = "1s"
+max_chunks = 10
+max_json_depth = 8
+max_json_nodes = 100
+max_tensors = 2
+max_dimensions = 3
+max_elements = 1000
+"#;
+
+/// A server with low limits, and what they have refused so far.
+struct Watched {
+    server: TestServer,
+    _files: tempfile::TempDir,
+    _repository: TestRepository,
+}
+
+impl Watched {
+    async fn start() -> Result<Self> {
+        let repository = TestRepository::new()?;
+        repository.add("add_sub", Model::new("add_sub"))?;
+        repository.add("slow", Model::new("slow").config(ONE_AT_A_TIME))?;
+        let files = tempfile::tempdir()?;
+        let config = files.path().join("low.toml");
+        std::fs::write(&config, LOW)?;
+        let server = TestServer::over(&repository)
+            .arg(format!("--config={}", config.display()))
+            .start()
+            .await?;
+        Ok(Self {
+            server,
+            _files: files,
+            _repository: repository,
+        })
+    }
+
+    async fn refusals(&self, limit: &str) -> Result<f64> {
+        let label = format!("limit=\"{limit}\"");
+        let name = "dormouse_limit_refusals_total";
+        self.server.metric(name, &[&label]).await
+    }
+
+    /// Waits until more refusals are counted than there were.
+    async fn counts(&self, limit: &str, before: f64) -> Result<()> {
+        let counted = async || Ok(self.refusals(limit).await? > before);
+        eventually(&format!("a refusal is counted as {limit}"), counted).await
+    }
+
+    /// Sends bytes over a connection of their own; the answer begins with `status`, and the
+    /// refusal is counted.
+    async fn refused(&self, limit: &str, sent: &[u8], status: &str) -> Result<()> {
+        let before = self.refusals(limit).await?;
+        let answer = exchange(self.server.http, sent).await?;
+        let expected = match status {
+            "" => String::new(),
+            status => format!("HTTP/1.1 {status}"),
+        };
+        ensure!(
+            answer.starts_with(&expected) && answer.is_empty() == status.is_empty(),
+            "{limit}: {answer}"
+        );
+        self.counts(limit, before).await
+    }
+
+    /// Asks for an inference in JSON, which is refused.
+    async fn refused_json(&self, limit: &str, json: &str) -> Result<()> {
+        let headers = format!("content-length: {}", json.len());
+        self.refused(limit, &post(&headers, json.as_bytes()), "400")
+            .await
+    }
+
+    /// Asks for an inference over gRPC, which is refused.
+    async fn refused_call(&self, limit: &str, request: Request, code: Code) -> Result<()> {
+        let before = self.refusals(limit).await?;
+        let client = self.server.grpc().await?;
+        let client = client.send_compressed(CompressionEncoding::Gzip);
+        let status = wire::infer(&client, request).await;
+        let status = status.err().context("it was answered")?;
+        ensure!(status.code() == code, "{limit}: {status:?}");
+        self.counts(limit, before).await
+    }
+}
+
+fn post(headers: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "POST /v2/models/add_sub/infer HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n\r\n"
+    );
+    [head.as_bytes(), body].concat()
+}
+
+/// Sends bytes and reads until the server hangs up.
+async fn exchange(address: SocketAddr, sent: &[u8]) -> Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    // The server may have enough before it has everything.
+    let _ = stream.write_all(sent).await;
+    let mut answer = Vec::new();
+    let _ = patiently("the server hangs up", stream.read_to_end(&mut answer)).await?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+#[tokio::test]
+async fn requests_over_a_limit_of_http_are_refused_and_counted() -> Result<()> {
+    let mut watched = Watched::start().await?;
+    let many: Vec<String> = (0..30).map(|index| format!("x-{index}: 1")).collect();
+    watched
+        .refused("headers", &post(&many.join("\r\n"), b""), "431")
+        .await?;
+    let large = post("content-length: 2000000", &vec![b' '; 2_000_000]);
+    watched.refused("body_size", &large, "400").await?;
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    encoder.write_all(&vec![b' '; 2 << 20])?;
+    let bomb = encoder.finish()?;
+    let headers = format!("content-encoding: gzip\r\ncontent-length: {}", bomb.len());
+    watched
+        .refused("decompressed_size", &post(&headers, &bomb), "400")
+        .await?;
+    let chunks = [&b"1\r\n \r\n".repeat(20)[..], b"0\r\n\r\n"].concat();
+    let chunks = post("transfer-encoding: chunked", &chunks);
+    watched.refused("chunks", &chunks, "400").await?;
+    let some = post("content-length: 500000", &vec![b' '; 500_000]);
+    watched.refused("bytes_in_flight", &some, "503").await?;
+    // What was begun and is not ended.
+    watched.refused("header_time", b"POST /v2", "").await?;
+    let stalled = post("content-length: 1000", b"{");
+    watched.refused("body_time", &stalled, "408").await?;
+
+    let deep = format!("{{\"x\":{}{}}}", "[".repeat(10), "]".repeat(10));
+    watched.refused_json("json_depth", &deep).await?;
+    let wide = format!("{{\"x\":[{}1]}}", "1,".repeat(200));
+    watched.refused_json("json_nodes", &wide).await?;
+    let input = |shape: &str| {
+        format!("{{\"name\":\"a\",\"datatype\":\"INT32\",\"shape\":{shape},\"data\":[1]}}")
+    };
+    let inputs = |inputs: &[String]| format!("{{\"inputs\":[{}]}}", inputs.join(","));
+    let three = inputs(&[input("[1]"), input("[1]"), input("[1]")]);
+    watched.refused_json("tensors", &three).await?;
+    let four = inputs(&[input("[1,1,1,1]")]);
+    watched.refused_json("dimensions", &four).await?;
+    let huge = inputs(&[input("[1,1099511627776]")]);
+    watched.refused_json("elements", &huge).await?;
+    watched.server.assert_healthy().await
+}
+
+#[tokio::test]
+async fn calls_over_a_limit_of_grpc_are_refused_and_counted() -> Result<()> {
+    let mut watched = Watched::start().await?;
+    let invalid = Code::InvalidArgument;
+    let three = add_sub("add_sub", 1, 1).input("c", &[1], &[1i32]);
+    watched.refused_call("tensors", three, invalid).await?;
+    let four = Request::new("add_sub").input("INPUT0", &[1, 1, 1, 1], &[1i32]);
+    watched.refused_call("dimensions", four, invalid).await?;
+    let huge = Request::new("add_sub").input("INPUT0", &[1, 1 << 40], &[1i32]);
+    watched.refused_call("elements", huge, invalid).await?;
+    // As small as it is, each of these takes hundreds of bytes in memory.
+    let mut swelling = Request::new("add_sub");
+    swelling.0.inputs = vec![pb::model_infer_request::InferInputTensor::default(); 20_000];
+    watched
+        .refused_call("decoded_size", swelling, Code::ResourceExhausted)
+        .await?;
+    let zeros = Request::new("add_sub").input("INPUT0", &[1, 16], &vec![0u8; 2 << 20]);
+    watched
+        .refused_call("decompressed_size", zeros, Code::ResourceExhausted)
+        .await?;
+    // Numbers that no compression makes smaller than the limit.
+    let mut state = 1u64;
+    let noise: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+        (state >> 56) as u8
+    })
+    .take(2 << 20)
+    .collect();
+    let noise = Request::new("add_sub").input("INPUT0", &[1, 16], &noise);
+    watched
+        .refused_call("body_size", noise, Code::OutOfRange)
+        .await?;
+
+    // Two connections with two calls each, of which one runs and one waits.
+    let (queue, streams) = (
+        watched.refusals("queue").await?,
+        watched.refusals("streams").await?,
+    );
+    let clients = [watched.server.grpc().await?, watched.server.grpc().await?];
+    wire::infer(&clients[0], slow("slow", 1)).await?;
+    let mut calls = JoinSet::new();
+    for client in clients.iter().chain(&clients) {
+        let client = client.clone();
+        calls.spawn(async move { wire::infer(&client, slow("slow", 200_000)).await });
+    }
+    let mut refused = 0;
+    while let Some(call) = calls.join_next().await {
+        refused += u32::from(call?.is_err_and(|status| status.code() == Code::Unavailable));
+    }
+    ensure!(refused == 2, "{refused} of 4 were refused");
+    watched.counts("queue", queue).await?;
+    watched.counts("streams", streams).await?;
+    watched.server.assert_healthy().await
+}
+
+#[tokio::test]
+async fn connections_over_a_limit_wait_or_are_closed_and_floods_end_them() -> Result<()> {
+    let mut watched = Watched::start().await?;
+    for address in [watched.server.http, watched.server.grpc] {
+        let before = watched.refusals("connections").await?;
+        let mut idle = Vec::new();
+        for _ in 0..10 {
+            idle.push(TcpStream::connect(address).await?);
+        }
+        watched.counts("connections", before).await?;
+    }
+    // Those that say nothing make room for who does.
+    let answered = async || {
+        let Ok(client) = watched.server.grpc().await else {
+            return Ok(false);
+        };
+        let answer = wire::infer(&client, add_sub("add_sub", 2, 3)).await;
+        Ok(answer.is_ok())
+    };
+    eventually("there is room again", answered).await?;
+
+    for (address, path) in [
+        (watched.server.http, "/v2/models/add_sub/infer"),
+        (
+            watched.server.grpc,
+            "/inference.GRPCInferenceService/ModelInfer",
+        ),
+    ] {
+        let before = watched.refusals("http2_floods").await?;
+        // POST, http, and values for :path, :authority and content-type.
+        let mut head = b"\x83\x86\x01\x01x\x0f\x10\x10application/grpc\x04".to_vec();
+        head.push(path.len() as u8);
+        head.extend(path.bytes());
+        let mut flood = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        let mut frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
+            flood.extend([0, 0, payload.len() as u8, kind, flags, 0, 0, 0, stream]);
+            flood.extend(payload);
+        };
+        frame(4, 0, 0, b"");
+        frame(1, 4, 1, &head);
+        for _ in 0..5000 {
+            frame(0, 0, 1, b"");
+        }
+        exchange(address, &flood).await?;
+        watched.counts("http2_floods", before).await?;
+    }
+    watched.server.assert_healthy().await
+}
