@@ -140,6 +140,8 @@ struct Load<'a> {
 
 impl Load<'_> {
     async fn measure(&self, what: &str, flags: &[&str]) -> Result<DensityRow> {
+        // Linking and copying change the files: until then they are not looked up in the store.
+        models::settled().await;
         let flags = [&STAYS_WARM, flags].concat();
         let server = Outside::start(self.repository, self.store, &flags).await?;
         for version in self.versions {

@@ -1,9 +1,14 @@
 //! What a server's other clients see while some behave badly. Every attack has a server process of
 //! its own, is real and ends by itself.
 
+mod bombs;
+mod churn;
 mod connections;
 mod descriptors;
 mod flood;
+mod frames;
+mod idle;
+mod large;
 mod slow;
 
 use std::path::PathBuf;
@@ -38,14 +43,23 @@ pub(crate) struct HostileArgs {
     #[arg(long, default_value = "20s", value_parser = humantime::parse_duration)]
     duration: Duration,
     /// Connections of a flood, and ten times the slow clients of each kind
-    #[arg(long, default_value_t = 400)]
+    #[arg(long, default_value_t = 800)]
     connections: usize,
     /// How long slow clients go on at most
     #[arg(long, default_value = "45s", value_parser = humantime::parse_duration)]
     wait: Duration,
     /// File descriptors of the server that runs out of them
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 256)]
     descriptors: u32,
+    /// Bombs and floods of chunks that are sent
+    #[arg(long, default_value_t = 100)]
+    repeats: u64,
+    /// HTTP/2 frames of a flood; ten times as many of resets
+    #[arg(long, default_value_t = 100_000)]
+    frames: u64,
+    /// Loads and unloads of each of 32 clients, for two minutes at most
+    #[arg(long, default_value_t = 1024)]
+    churn: u64,
     #[command(flatten)]
     server: ServerChoice,
     /// Write bars and figures as JSON
@@ -63,6 +77,16 @@ enum Attack {
     Connections,
     /// More connections than the process has file descriptors
     Descriptors,
+    /// 1 GiB in 1 MiB of gzip, 1,000,000 chunks of one byte
+    Bombs,
+    /// HTTP/2 streams reset at once, headers without end, empty data
+    Frames,
+    /// One model loaded and unloaded by 32 clients at once
+    Churn,
+    /// A tensor of 1.9 GiB, and one that is too large
+    Large,
+    /// No attack: memory and threads of a server that nobody asks
+    Idle,
 }
 
 /// What one attack showed.
@@ -86,6 +110,14 @@ pub(crate) async fn run(args: HostileArgs) -> Result<()> {
         args.duration >= Duration::from_millis(500) && args.duration <= Duration::from_secs(3600),
         "--duration from 500ms to 1h"
     );
+    ensure!(
+        (1..=10_000).contains(&args.repeats) && (1..=100_000).contains(&args.churn),
+        "--repeats from 1 to 10000 and --churn from 1 to 100000"
+    );
+    ensure!(
+        (1000..=50_000_000).contains(&args.frames),
+        "--frames from 1000 to 50000000"
+    );
     ensure!(args.wait <= Duration::from_secs(600), "--wait up to 10m");
     let attacks = match &args.attacks[..] {
         [] => Attack::value_variants(),
@@ -98,6 +130,11 @@ pub(crate) async fn run(args: HostileArgs) -> Result<()> {
             Attack::Slow => slow::run(&args).await.context("slow")?,
             Attack::Connections => connections::run(&args).await.context("connections")?,
             Attack::Descriptors => descriptors::run(&args).await.context("descriptors")?,
+            Attack::Bombs => bombs::run(&args).await.context("bombs")?,
+            Attack::Frames => frames::run(&args).await.context("frames")?,
+            Attack::Churn => churn::run(&args).await.context("churn")?,
+            Attack::Large => large::run(&args).await.context("large")?,
+            Attack::Idle => idle::run(&args).await.context("idle")?,
         });
     }
     let bars = shown

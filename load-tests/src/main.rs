@@ -9,6 +9,7 @@ mod drive;
 mod echo;
 mod give_back;
 mod hostile;
+mod isolation;
 mod live;
 mod many_models;
 mod models;
@@ -56,8 +57,10 @@ enum Command {
     Results(results::ResultsArgs),
     /// A mixed load with killed clients: memory's slope, exact counters (30 min)
     Soak(soak::SoakArgs),
-    /// Flooded neighbours, slow clients, connection floods, no file descriptors left (4 min)
+    /// Floods of requests, connections, bytes and frames, slow clients, no file descriptors left (10 min)
     Hostile(hostile::HostileArgs),
+    /// What a process of its own costs a model, and how soon it is back after kill -9 (3 min)
+    Isolation(isolation::IsolationArgs),
     /// Cost of a request through gRPC, beside a bare echo service with the same messages
     Overhead(overhead::OverheadArgs),
     /// Goodput, refusals and recovery under many times the load that fits
@@ -87,20 +90,33 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// The processes of isolated models of such a server
+    #[command(hide = true)]
+    Worker(dormouse_server::isolation::inside::WorkerArgs),
     /// The bare echo service that `overhead` compares with
     #[command(hide = true)]
     Echo,
 }
 
-#[tokio::main]
-async fn main() -> anyhow::Result<()> {
-    match Cli::parse().command {
+fn main() -> anyhow::Result<()> {
+    let command = Cli::parse().command;
+    if let Command::Worker(args) = &command {
+        // Before there is a second thread or a file of our own.
+        dormouse_server::isolation::inside::run(args)
+    }
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.enable_all().build()?.block_on(run_command(command))
+}
+
+async fn run_command(command: Command) -> anyhow::Result<()> {
+    match command {
         Command::Run(args) => run::run(*args).await,
         Command::Repository(args) => repository::run(&args),
         Command::Compare(args) => compare::run(args).await,
         Command::Results(args) => results::run(args).await,
         Command::Soak(args) => soak::run(args).await,
         Command::Hostile(args) => hostile::run(args).await,
+        Command::Isolation(args) => isolation::run(args).await,
         Command::Serve { arguments } => serve(arguments).await,
         Command::Overhead(args) => overhead::run(args).await,
         Command::Overload(args) => overload::run(args).await,
@@ -114,6 +130,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Trace(args) => trace::run(args).await,
         Command::PlainSessions(args) => density::run_plain_sessions(&args),
         Command::Echo => echo::serve().await,
+        Command::Worker(args) => dormouse_server::isolation::inside::run(&args),
     }
 }
 

@@ -31,6 +31,16 @@ pub(crate) struct ServerChoice {
     server: Option<PathBuf>,
 }
 
+impl ServerChoice {
+    /// How that server is started.
+    pub(crate) fn launch(&self) -> Launch {
+        Launch {
+            program: self.server.clone(),
+            ..Launch::default()
+        }
+    }
+}
+
 /// A server of its own, with the scenarios' models. Ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Victim {
@@ -99,6 +109,15 @@ impl Victim {
 
     pub(crate) fn pid(&self) -> u32 {
         self.process.pid()
+    }
+
+    /// Where it serves gRPC, as a URL.
+    pub(crate) fn url(&self) -> String {
+        self.process.url()
+    }
+
+    pub(crate) fn threads(&self) -> Result<usize> {
+        self.process.threads()
     }
 
     pub(crate) fn resident(&self) -> Result<u64> {

@@ -84,6 +84,9 @@ struct WakeFigures {
     /// Requests per second, one at a time.
     steady_plain: Samples,
     steady: Samples,
+    /// Requests per second with several callers at once.
+    throughput_plain: Samples,
+    throughput: Samples,
     /// Whether the server had packed the weights by then.
     packed: bool,
     without: BTreeMap<&'static str, Samples>,

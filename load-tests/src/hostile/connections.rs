@@ -6,11 +6,13 @@ use std::time::Duration;
 use anyhow::Result;
 use tokio::task::JoinSet;
 
-use super::{HEADER_TIMEOUT, HostileArgs, SLACK, Shown, greets, until_hung_up};
+use super::{HostileArgs, Shown, greets, until_hung_up};
 use crate::bars::Bar;
 use crate::victim::{Guest, Victim};
 
 const MODEL: &str = "mlp";
+/// Until when all of them must be closed.
+const WITHIN: Duration = Duration::from_secs(15);
 
 pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
     let mut shown = Shown::new("connections");
@@ -23,7 +25,6 @@ pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
     tokio::time::sleep(Duration::from_millis(300)).await;
     let (http_address, grpc_address) = (victim.http_address()?, victim.grpc_address());
     let mut flood = JoinSet::new();
-    let within = HEADER_TIMEOUT + SLACK;
     for index in 0..args.connections {
         let (address, words): (&str, &[u8]) = match index % 4 {
             0 => (http_address, b""),
@@ -32,9 +33,7 @@ pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
             _ => (grpc_address, b"PRI * HTTP"),
         };
         let address = address.to_owned();
-        flood.spawn(async move {
-            until_hung_up(&address, words, b"", within + Duration::from_secs(10)).await
-        });
+        flood.spawn(async move { until_hung_up(&address, words, b"", 2 * WITHIN).await });
     }
     let over = AtomicBool::new(false);
     let newcomers = async {
@@ -58,6 +57,9 @@ pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
     shown.client("a gRPC client", &before, grpc.finish().await?);
     shown.client("an HTTP client", &http_before, http.finish().await?);
     shown.bar(Bar::equal("new clients served meanwhile", all, served));
-    shown.closed("idle connections", &closed?, within, true);
+    shown.closed("idle connections", &closed?, WITHIN, true);
+    shown
+        .counted(&victim, "header_time", args.connections as u64)
+        .await?;
     Ok(shown)
 }

@@ -1,6 +1,7 @@
 //! One model's measurements, each a fresh server or a fresh session, in turns.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -20,6 +21,9 @@ const TO_PARKED: [&str; 2] = ["--keep-alive=forever", "--park-after=1ms"];
 const STAYS_WARM: [&str; 2] = ["--keep-alive=forever", "--park-after=never"];
 /// Warm runs per repetition, of which the middle one counts.
 const WARM_RUNS: usize = 3;
+
+/// Callers at once where throughput is compared.
+pub(super) const CALLERS: usize = 4;
 
 /// Turns of each side within a repetition of the steady-state comparison: what slows the machine
 /// down for a while then meets both.
@@ -277,7 +281,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Requests per second, one at a time, of a server that stays warm and of a plain session.
+    /// Requests per second of a server that stays warm and of a plain session, by one caller and
+    /// by several.
     async fn steady(
         &self,
         figures: &mut WakeFigures,
@@ -285,8 +290,7 @@ impl Bench {
         repetitions: usize,
     ) -> Result<()> {
         let live = Live::start(&self.options.with(&STAYS_WARM)).await?;
-        let plain = self.open_plain().await?;
-        let mut session = plain.session;
+        let session = Arc::new(self.open_plain().await?.session);
         // Calls for an upgrade, and gives it the time to happen where packing pays.
         let started = Instant::now();
         while started.elapsed() < seconds * 5 {
@@ -296,31 +300,66 @@ impl Bench {
                 break;
             }
         }
-        let seconds = seconds / TURNS as u32;
+        let time = seconds / TURNS as u32;
         quiet().await?;
         for _ in 0..repetitions * TURNS {
-            let model = self.model.clone();
-            let (returned, rate) = blocking(move || {
-                let (mut runs, started) = (0u32, Instant::now());
-                while runs == 0 || started.elapsed() < seconds {
-                    session.run(&model, |_, _| {})?;
-                    runs += 1;
-                }
-                Ok((session, f64::from(runs) / started.elapsed().as_secs_f64()))
-            })
-            .await?;
-            session = returned;
-            figures.steady_plain.push(rate);
-            let (mut answers, started) = (0u32, Instant::now());
-            while answers == 0 || started.elapsed() < seconds {
-                live.infer(self.request()).await?;
-                answers += 1;
-            }
-            let rate = f64::from(answers) / started.elapsed().as_secs_f64();
-            figures.steady.push(rate);
+            let plain = self.plain_rate(&session, 1, time).await?;
+            figures.steady_plain.push(plain);
+            figures.steady.push(self.live_rate(&live, 1, time).await?);
+            let plain = self.plain_rate(&session, CALLERS, time).await?;
+            figures.throughput_plain.push(plain);
+            let served = self.live_rate(&live, CALLERS, time).await?;
+            figures.throughput.push(served);
         }
         live.stop().await;
         Ok(())
+    }
+
+    /// Runs of one session per second, by so many threads at once.
+    async fn plain_rate(
+        &self,
+        session: &Arc<PlainSession>,
+        callers: usize,
+        time: Duration,
+    ) -> Result<f64> {
+        let (session, model) = (Arc::clone(session), self.model.clone());
+        blocking(move || {
+            let started = Instant::now();
+            let call = || {
+                let mut runs = 0u32;
+                while runs == 0 || started.elapsed() < time {
+                    session.run(&model, |_, _| {})?;
+                    runs += 1;
+                }
+                anyhow::Ok(runs)
+            };
+            let runs = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..callers).map(|_| scope.spawn(call)).collect();
+                let ended = threads.into_iter().map(|thread| {
+                    let panicked = |_| anyhow::anyhow!("a session panicked");
+                    thread.join().map_err(panicked)?
+                });
+                ended.sum::<Result<u32>>()
+            })?;
+            Ok(f64::from(runs) / started.elapsed().as_secs_f64())
+        })
+        .await
+    }
+
+    /// Answers of a server per second, to so many callers at once.
+    async fn live_rate(&self, live: &Live, callers: usize, time: Duration) -> Result<f64> {
+        let started = Instant::now();
+        let call = async || {
+            let mut answers = 0u32;
+            while answers == 0 || started.elapsed() < time {
+                live.infer(self.request()).await?;
+                answers += 1;
+            }
+            anyhow::Ok(answers)
+        };
+        let calls = futures_util::future::join_all((0..callers).map(|_| call()));
+        let answers = calls.await.into_iter().sum::<Result<u32>>()?;
+        Ok(f64::from(answers) / started.elapsed().as_secs_f64())
     }
 
     /// The largest difference between an answer and a plain session's outputs.

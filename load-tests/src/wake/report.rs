@@ -4,6 +4,7 @@ use std::io::Write;
 
 use anyhow::Result;
 
+use super::measure::CALLERS;
 use super::{ABLATIONS, WakeFigures};
 use crate::samples::{Samples, mib, times};
 use crate::table;
@@ -60,7 +61,7 @@ pub(super) fn tables(figures: &[WakeFigures]) -> Result<()> {
         &["model", "plain open", "warm run", "touch", "load in wake"],
         &rows.collect::<Vec<_>>(),
     )?;
-    heading("Parked, cold page cache (ms) and steady state (requests/s, one at a time)")?;
+    heading("Parked, and with a cold page cache; ms")?;
     let rows = figures.iter().map(|of| {
         vec![
             of.model.clone(),
@@ -70,10 +71,6 @@ pub(super) fn tables(figures: &[WakeFigures]) -> Result<()> {
             of.plain_cold.cell(),
             of.wake_cold.cell(),
             times(of.plain_cold.over(&of.wake_cold)),
-            of.steady_plain.cell(),
-            of.steady.cell(),
-            times(of.steady.over(&of.steady_plain)),
-            if of.packed { "yes" } else { "no" }.to_owned(),
         ]
     });
     table::print(
@@ -85,9 +82,33 @@ pub(super) fn tables(figures: &[WakeFigures]) -> Result<()> {
             "plain cold",
             "wake cold",
             "plain/wake",
-            "steady plain",
-            "steady",
-            "steady/plain",
+        ],
+        &rows.collect::<Vec<_>>(),
+    )?;
+    heading(&format!(
+        "Steady state, one caller and {CALLERS}, each one request at a time; requests/s"
+    ))?;
+    let rows = figures.iter().map(|of| {
+        vec![
+            of.model.clone(),
+            of.steady_plain.cell(),
+            of.steady.cell(),
+            times(of.steady.over(&of.steady_plain)),
+            of.throughput_plain.cell(),
+            of.throughput.cell(),
+            times(of.throughput.over(&of.throughput_plain)),
+            if of.packed { "yes" } else { "no" }.to_owned(),
+        ]
+    });
+    table::print(
+        &[
+            "model",
+            "plain, one",
+            "one",
+            "one/plain",
+            "plain, several",
+            "several",
+            "several/plain",
             "packed",
         ],
         &rows.collect::<Vec<_>>(),

@@ -5,6 +5,8 @@ use crate::{all_met, verdict};
 
 /// What depends on what else the machine does.
 const TIMES: [&str; 3] = ["p99 of", "closed within", "served again within"];
+/// What depends on how the program was built.
+const SIZES: [&str; 2] = ["resident memory", "p99 of"];
 
 /// How many connections the server has hung up on.
 fn closed(verdict: &Value) -> Option<usize> {
@@ -37,10 +39,28 @@ fn idle_connections_are_closed_and_others_served() -> Result<()> {
 }
 
 #[test]
-fn a_server_without_file_descriptors_goes_on_and_recovers() -> Result<()> {
-    let verdict = verdict(&["hostile", "descriptors"])?;
+fn a_server_with_few_file_descriptors_goes_on_and_recovers() -> Result<()> {
+    let verdict = verdict(&["hostile", "descriptors", "--descriptors", "128"])?;
     all_met(&verdict, &TIMES)?;
     let bars = verdict["bars"].as_array().context("no bars")?;
     ensure!(bars.iter().all(|bar| bar["found"] != "never"), "{bars:#?}");
     Ok(())
+}
+
+#[test]
+fn floods_of_frames_end_their_connections() -> Result<()> {
+    let verdict = verdict(&["hostile", "frames", "--frames", "2000"])?;
+    all_met(&verdict, &TIMES)
+}
+
+#[test]
+fn a_model_is_loaded_and_unloaded_by_many_at_once() -> Result<()> {
+    let verdict = verdict(&["hostile", "churn", "--churn", "3"])?;
+    all_met(&verdict, &TIMES)
+}
+
+#[test]
+fn an_idle_server_has_few_threads() -> Result<()> {
+    let verdict = verdict(&["hostile", "idle"])?;
+    all_met(&verdict, &SIZES)
 }

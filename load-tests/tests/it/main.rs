@@ -1,6 +1,7 @@
 //! The program as users call it, against server processes of its own.
 
 mod hostile;
+mod isolation;
 mod run;
 mod soak;
 
