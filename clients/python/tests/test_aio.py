@@ -100,6 +100,19 @@ def test_a_stream_ends_with_its_deadline(url: str) -> None:
     run(url, body)
 
 
+def test_a_stream_that_was_cancelled_says_so(url: str) -> None:
+    async def body(client: AsyncClient) -> None:
+        async with client.stream(timeout=60) as stream:
+            reader = asyncio.create_task(stream.__anext__())
+            await asyncio.sleep(0.05)
+            stream.cancel()
+            with pytest.raises(dormouse.RequestCancelled):
+                await reader
+            assert not reader.cancelled()
+
+    run(url, body)
+
+
 def test_cancelling_the_task_cancels_the_call(fake: Fake) -> None:
     def wait(request: Any, context: grpc.ServicerContext) -> Any:
         context.add_callback(fake.cancelled.set)

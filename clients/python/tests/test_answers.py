@@ -55,6 +55,23 @@ def test_answers_that_contradict_themselves_are_refused(message: Any, says: str)
     assert says in str(refused.value)
 
 
+def test_an_output_in_shared_memory_is_no_array() -> None:
+    message = response("FP32", [1], b"")
+    message.outputs[0].parameters["shared_memory_region"].string_param = "r"
+    with pytest.raises(KeyError, match="shared memory"):
+        InferResult(message)["y"]
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype"), [([1e300], "FP32"), ([70000], "FP16"), ([-7e4], "FP16"), ([1e39], "BF16")]
+)
+def test_lists_beyond_a_floats_range_are_refused(value: Any, datatype: str) -> None:
+    with pytest.raises(ValueError, match="beyond the range"):
+        _tensors.as_datatype(value, datatype)
+    near = _tensors.as_datatype([0.1, float("inf"), float("nan")], datatype)
+    assert near.shape == (3,)
+
+
 def test_bytes_without_an_output_are_refused() -> None:
     message = response("FP32", [1], b"1234")
     message.raw_output_contents.append(b"")

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, List, Optional
 
 import grpc
 import numpy as np
@@ -242,3 +242,27 @@ def test_a_signature_that_has_changed_is_asked_for_again(fake: Fake) -> None:
         assert fake.calls.count("ModelMetadata") == 2
         with pytest.raises(dormouse.InvalidInput):
             client.infer("m", {"x": [1, 2]})
+
+
+def test_outputs_may_come_from_a_generator(fake: Fake) -> None:
+    asked: List[Any] = []
+
+    def note(request: Any, context: grpc.ServicerContext) -> Any:
+        asked.append([output.name for output in request.outputs])
+        return _wire.MODEL_INFER.response(model_name="m")
+
+    def metadata(request: Any, context: grpc.ServicerContext) -> Any:
+        told = _wire.MODEL_METADATA.response(name="m")
+        told.inputs.add(name="x", datatype="FP32", shape=[1])
+        # The second time it has another output.
+        for name in ("a", "b")[: fake.calls.count("ModelMetadata")]:
+            told.outputs.add(name=name, datatype="FP32", shape=[1])
+        return told
+
+    fake.answer("ModelInfer", note)
+    fake.answer("ModelMetadata", metadata)
+    inputs = {"x": np.ones(1, np.float32)}
+    with dormouse.Client(fake.url) as client:
+        client.infer("m", inputs, outputs=(name for name in ["a"]))
+        client.infer("m", inputs, outputs=(name for name in ["b", "a"]))
+    assert asked == [["a"], ["b", "a"]]

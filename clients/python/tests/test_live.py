@@ -1,6 +1,7 @@
 """The client for threads against a live server."""
 
 import threading
+import time
 from typing import Any, List
 
 import numpy as np
@@ -226,6 +227,20 @@ def test_a_failed_request_does_not_end_the_stream(client: Client) -> None:
         assert list(stream) == []
         with pytest.raises(dormouse.StreamClosed):
             stream.send("simple", {"INPUT0": ones(), "INPUT1": ones()})
+
+
+def test_a_stream_leaves_no_thread_behind(client: Client) -> None:
+    with client.stream(timeout=60) as stream:
+        stream.send("simple", {"INPUT0": ones(), "INPUT1": ones()})
+        next(stream)
+    before = threading.active_count()
+    for _ in range(5):
+        with client.stream(timeout=60):
+            pass
+    until = time.monotonic() + 60
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
 
 
 def test_the_last_answer_of_a_request_is_marked_on_demand(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -12,7 +13,6 @@ from typing import (
     List,
     Mapping,
     Optional,
-    Tuple,
     Type,
     TypeVar,
     Union,
@@ -21,15 +21,17 @@ from typing import (
 import grpc
 
 from . import _calls, _wire
+from ._http import Answer, Exchange, Transport
 from ._models import IndexEntry, ModelMetadata, ModelStatistics, ServerMetadata
 from ._request import Inputs, Request, RequestOptions
 from ._result import InferResult
 from ._retry import NEVER, RetryPolicy
 from ._settings import ClientOptions, Deadline, Settings
 from ._signatures import Signatures
-from ._stream import Stream
+from ._stream import NO_STREAMS, Stream
+from ._timeline import Timeline
 from ._wire import Message, Method
-from .errors import InvalidInput, ServerError, from_status
+from .errors import DormouseError, InvalidInput, ServerError, from_status
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -53,7 +55,7 @@ class Pending:
             raise from_status(grpc.StatusCode.CANCELLED, "the request was cancelled", None) from None
         except grpc.RpcError as error:
             raise _failure(error) from None
-        return _answer(response, self._call)
+        return InferResult(response, _timeline(self._call))
 
     def cancel(self) -> bool:
         """Gives the request up; the server stops working on it. False when it has ended."""
@@ -68,8 +70,29 @@ class Pending:
         self._call.add_done_callback(lambda _: callback(self))
 
 
+class _PendingHttp(Pending):
+    """The same over HTTP."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange.future)
+        self._exchange = exchange
+
+    def result(self, timeout: Optional[float] = None) -> InferResult:
+        try:
+            return InferResult(*self._exchange.future.result(timeout))
+        # Two kinds before Python 3.11; a deadline that passed is a `TimeoutError` too.
+        except (TimeoutError, FutureTimeoutError) as error:
+            if isinstance(error, DormouseError):
+                raise
+            raise TimeoutError(f"no answer within {timeout} seconds, it is still waited for") from None
+
+    def cancel(self) -> bool:
+        return self._exchange.cancel()
+
+
 class Client:
-    """Calls a server of the KServe v2 protocol over gRPC. May be used from several threads.
+    """Calls a server of the KServe v2 protocol, over gRPC or, at ``http://`` and ``https://``, over
+    HTTP. May be used from several threads.
 
     >>> with Client("localhost:8001") as client:                        # doctest: +SKIP
     ...     client.infer("simple", {"INPUT0": a, "INPUT1": b})["OUTPUT0"]
@@ -79,6 +102,11 @@ class Client:
         self._settings = Settings.of(url, options)
         self._signatures = Signatures()
         settings = self._settings
+        self._http = Transport(settings) if settings.http else None
+        self._channel: Any = None
+        self._methods: Dict[str, Any] = {}
+        if settings.http:
+            return
         if settings.tls is None:
             self._channel = grpc.insecure_channel(
                 settings.target, settings.channel_options(), settings.compression
@@ -90,7 +118,7 @@ class Client:
                 settings.channel_options(),
                 settings.compression,
             )
-        self._methods: Dict[str, Any] = {
+        self._methods = {
             method.path: self._channel.unary_unary(
                 method.path, method.request.SerializeToString, method.response.FromString
             )
@@ -98,8 +126,11 @@ class Client:
         }
 
     def close(self) -> None:
-        """Ends the connection and what is under way."""
-        self._channel.close()
+        """Ends the connection and, over gRPC, what is under way."""
+        if self._http is not None:
+            self._http.close()
+        else:
+            self._channel.close()
 
     def __enter__(self) -> Client:
         return self
@@ -131,8 +162,8 @@ class Client:
         deadline = self._settings.deadline(timeout)
         message = self._checked(request, deadline)
         retry = NEVER if request.in_sequence else self._settings.retry
-        response, call = self._send(_wire.MODEL_INFER, message, deadline, retry)
-        return _answer(response, call)
+        response, timeline = self._send(_wire.MODEL_INFER, message, deadline, retry)
+        return InferResult(response, timeline)
 
     def submit(
         self,
@@ -146,6 +177,8 @@ class Client:
         request = Request.of(model, inputs, options)
         deadline = self._settings.deadline(timeout)
         message = self._checked(request, deadline)
+        if self._http is not None:
+            return _PendingHttp(self._http.start(_wire.MODEL_INFER, message, deadline))
         method = self._methods[_wire.MODEL_INFER.path]
         return Pending(
             method.future(message, timeout=deadline.left(), metadata=self._settings.call_metadata())
@@ -153,6 +186,8 @@ class Client:
 
     def stream(self, *, timeout: Optional[float] = None) -> Stream:
         """Opens a stream: many requests and answers over one call, all within ``timeout``."""
+        if self._http is not None:
+            raise InvalidInput(NO_STREAMS)
         left = None if timeout is None else self._settings.deadline(timeout).left()
         method = self._channel.stream_stream(
             _wire.MODEL_STREAM_INFER.path,
@@ -230,24 +265,29 @@ class Client:
         response, _ = self._send(call.method, call.request, deadline, self._settings.retry)
         return call.read(response)
 
-    def _send(
-        self, method: Method, message: Message, deadline: Deadline, retry: RetryPolicy
-    ) -> Tuple[Message, Any]:
+    def _send(self, method: Method, message: Message, deadline: Deadline, retry: RetryPolicy) -> Answer:
         """Makes a call until it is answered, or refused for good."""
         attempt = 1
         while True:
             try:
-                response, call = self._methods[method.path].with_call(
-                    message, timeout=deadline.left(), metadata=self._settings.call_metadata()
-                )
-                return response, call
-            except grpc.RpcError as error:
-                failure = _failure(error)
-            wait = retry.wait_after(attempt, failure)
-            if wait is None or not deadline.allows(wait):
-                raise failure
+                return self._attempt(method, message, deadline)
+            except ServerError as error:
+                wait = retry.wait_after(attempt, error)
+                if wait is None or not deadline.allows(wait):
+                    raise
             time.sleep(wait)
             attempt += 1
+
+    def _attempt(self, method: Method, message: Message, deadline: Deadline) -> Answer:
+        if self._http is not None:
+            return self._http.call(method, message, deadline)
+        try:
+            response, call = self._methods[method.path].with_call(
+                message, timeout=deadline.left(), metadata=self._settings.call_metadata()
+            )
+        except grpc.RpcError as error:
+            raise _failure(error) from None
+        return response, _timeline(call)
 
     def _checked(self, request: Request, deadline: Deadline) -> Message:
         """The message of a request that fits the model, as far as can be told from here."""
@@ -267,8 +307,8 @@ class Client:
         return request.message(signature)
 
 
-def _answer(response: Message, call: Any) -> InferResult:
-    return InferResult(response, _calls.timeline(call.initial_metadata(), call.trailing_metadata()))
+def _timeline(call: Any) -> Optional[Timeline]:
+    return _calls.timeline(call.initial_metadata(), call.trailing_metadata())
 
 
 def _failure(error: Any) -> ServerError:

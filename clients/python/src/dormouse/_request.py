@@ -97,9 +97,12 @@ class Request:
         for option in options:
             if option not in known:
                 raise TypeError(f"there is no option {option!r}; there are {', '.join(known)}")
-        if isinstance(options.get("outputs"), str):
+        outputs = options.get("outputs")
+        if isinstance(outputs, str):
             raise TypeError("outputs takes a list of names, not one name")
-        return cls(model, inputs, **options)
+        request = cls(model, inputs, **options)
+        # Gone through once for each attempt to make a message: a generator would be empty then.
+        return request if outputs is None else dataclasses.replace(request, outputs=tuple(outputs))
 
     @property
     def in_sequence(self) -> bool:

@@ -71,11 +71,11 @@ class InferResult(Mapping[str, Array]):
             place = self._places[name]
             output = self._response.outputs[place]
             shape = tuple(output.shape)
+            if "shared_memory_region" in output.parameters:
+                raise KeyError(f"{name} is in shared memory")
             if self._response.raw_output_contents:
                 raw = self._response.raw_output_contents[place]
                 array = decode(name, output.datatype, shape, raw)
-            elif "shared_memory_region" in output.parameters:
-                raise KeyError(f"{name} is in shared memory")
             else:
                 array = decode_contents(name, output.datatype, shape, output.contents)
             self._arrays[name] = array

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import ssl
 import time
 from dataclasses import dataclass
 from typing import Callable, List, Mapping, Optional, Tuple, TypedDict, Union
@@ -30,14 +31,25 @@ class TLS:
     server_name: Optional[str] = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Reads the files."""
-        if (self.cert_file is None) != (self.key_file is None):
-            raise InvalidInput("cert_file and key_file belong together")
+        """Reads the files, for gRPC."""
+        self._check()
         return grpc.ssl_channel_credentials(
             root_certificates=_read(self.ca_file),
             private_key=_read(self.key_file),
             certificate_chain=_read(self.cert_file),
         )
+
+    def context(self) -> ssl.SSLContext:
+        """Reads the files, for HTTP."""
+        self._check()
+        context = ssl.create_default_context(cafile=self.ca_file)
+        if self.cert_file is not None:
+            context.load_cert_chain(self.cert_file, self.key_file)
+        return context
+
+    def _check(self) -> None:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise InvalidInput("cert_file and key_file belong together")
 
 
 def _read(path: Union[str, os.PathLike[str], None]) -> Optional[bytes]:
@@ -50,7 +62,8 @@ def _read(path: Union[str, os.PathLike[str], None]) -> Optional[bytes]:
 class ClientOptions(TypedDict, total=False):
     """How a client calls its server."""
 
-    #: Encrypt: the system's authorities with ``True``, others with `TLS`. ``grpcs://`` asks for it too.
+    #: Encrypt: the system's authorities with ``True``, others with `TLS`. ``grpcs://`` and ``https://``
+    #: ask for it too.
     tls: Union[TLS, bool, None]
     #: Sent as ``Authorization: Bearer …``.
     token: Optional[Token]
@@ -76,6 +89,8 @@ class Settings:
     """Everything about a client but its connection."""
 
     target: str
+    #: Over HTTP, not gRPC.
+    http: bool
     tls: Optional[TLS]
     token: Optional[Token]
     timeout: Optional[float]
@@ -92,7 +107,7 @@ class Settings:
             if option not in ClientOptions.__annotations__:
                 known = ", ".join(ClientOptions.__annotations__)
                 raise TypeError(f"there is no option {option!r}; there are {known}")
-        target, asks_tls = _target(url)
+        target, asks_tls, http = _target(url)
         tls = options.get("tls")
         if asks_tls and tls is False:
             raise InvalidInput(f"{url!r} asks for TLS, and tls=False forbids it")
@@ -104,6 +119,7 @@ class Settings:
         metadata = options.get("metadata") or {}
         return cls(
             target=target,
+            http=http,
             tls=TLS() if tls is True else (tls or None),
             token=options.get("token"),
             timeout=_seconds(options.get("timeout", 300.0)),
@@ -164,20 +180,20 @@ def _seconds(timeout: Optional[float]) -> Optional[float]:
     return timeout
 
 
-def _target(url: str) -> Tuple[str, bool]:
-    """gRPC's name for an address, and whether it asks for TLS."""
+def _target(url: str) -> Tuple[str, bool, bool]:
+    """The address that is called, whether it asks for TLS, and whether it is HTTP's."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         if not url:
             raise InvalidInput("the address is empty; expected HOST:PORT")
-        return url, False
+        return url, False, False
     rest = rest.rstrip("/")
     if scheme in ("unix", "dns", "ipv4", "ipv6"):
-        return url, False
+        return url, False, False
     if scheme not in ("grpc", "http", "grpcs", "https"):
         raise InvalidInput(
-            f"{url!r}: {scheme}:// is not spoken here; expected HOST:PORT, grpc:// or grpcs://"
+            f"{url!r}: {scheme}:// is not spoken here; expected HOST:PORT, grpc://, grpcs://, http:// or https://"
         )
-    if not rest or "/" in rest:
+    if not rest or "/" in rest or "@" in rest:
         raise InvalidInput(f"{url!r}: expected {scheme}://HOST:PORT")
-    return rest, scheme in ("grpcs", "https")
+    return rest, scheme in ("grpcs", "https"), scheme in ("http", "https")

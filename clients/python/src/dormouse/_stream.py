@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 UNSENT = 64
 """Requests that may wait to be sent before `Stream.send` waits."""
 
+NO_STREAMS = "streams need gRPC, and the client's address is HTTP's: HOST:PORT or grpc://HOST:PORT"
+
 LOOK_AGAIN = 0.1
 """Seconds after which a sender that waits looks whether the stream has ended meanwhile."""
 
@@ -36,10 +38,14 @@ class Stream(Iterator[InferResult]):
     def __init__(
         self, open: Callable[[Iterator[Message]], Any], checked: Callable[[Request], Message]
     ) -> None:
-        self._unsent: queue.Queue[Optional[Message]] = queue.Queue(UNSENT)
+        unsent: queue.Queue[Optional[Message]] = queue.Queue(UNSENT)
+        self._unsent = unsent
         self._checked = checked
         self._finished = False
-        self._call = open(iter(self._unsent.get, None))
+        self._call = open(iter(unsent.get, None))
+        # However the call ends: gRPC's thread that sends must not wait for requests for ever.
+        if not self._call.add_callback(lambda: _release(unsent)):
+            _release(unsent)
 
     def send(self, model: str, inputs: Inputs, **options: Unpack[RequestOptions]) -> None:
         """Sends a request; ``id`` tells its answer from others."""
@@ -89,6 +95,17 @@ class Stream(Iterator[InferResult]):
                 return
             except queue.Full:
                 continue
+
+
+def _release(unsent: queue.Queue[Optional[Message]]) -> None:
+    """Ends the thread that takes requests from the queue; what it has not sent is of no use."""
+    while True:
+        try:
+            unsent.put_nowait(None)
+            return
+        except queue.Full:
+            with contextlib.suppress(queue.Empty):
+                unsent.get_nowait()
 
 
 def answer(told: Message) -> InferResult:

@@ -40,6 +40,8 @@ _BY_KIND: Dict[Tuple[str, int], str] = {
     (dtype.kind, dtype.itemsize): name for name, dtype in _FIXED.items() if name != "BF16"
 }
 
+_FLOATS = ("FP16", "BF16", "FP32", "FP64")
+
 _CONTENTS = {
     "BOOL": "bool_contents",
     "UINT8": "uint_contents",
@@ -88,6 +90,8 @@ def as_datatype(value: Any, datatype: str) -> Array:
     if datatype == "BF16" and BF16 is None:
         if given.dtype.kind not in "fiub":
             raise ValueError(f"{given.dtype} values are no numbers")
+        with np.errstate(all="ignore"):
+            _check_range(given, given.astype(np.float32), datatype)
         return _round_to_bf16(given.astype(np.float32))
     wanted = numpy_dtype(datatype)
     if given.size == 0:
@@ -100,7 +104,16 @@ def as_datatype(value: Any, datatype: str) -> Array:
         converted = given.astype(wanted)
     if given.dtype.kind in "iu" and wanted.kind in "iu" and not np.array_equal(given, converted):
         raise ValueError(f"values beyond the range of {datatype}")
+    _check_range(given, converted, datatype)
     return converted
+
+
+def _check_range(given: Array, converted: Array, datatype: str) -> None:
+    """Rounding to a float is expected, becoming infinite is not."""
+    if given.dtype.kind in "fiu" and datatype in _FLOATS:
+        finite = np.isfinite(given)
+        if not np.array_equal(finite, finite & np.isfinite(converted)):
+            raise ValueError(f"values beyond the range of {datatype}")
 
 
 def _round_to_bf16(given: Array) -> Array:

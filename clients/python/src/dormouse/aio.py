@@ -16,7 +16,6 @@ from typing import (
     List,
     Mapping,
     Optional,
-    Tuple,
     Type,
     TypeVar,
     Union,
@@ -26,13 +25,14 @@ import grpc
 import grpc.aio
 
 from . import _calls, _wire
+from ._http import Answer, Transport
 from ._models import IndexEntry, ModelMetadata, ModelStatistics, ServerMetadata
 from ._request import Inputs, Request, RequestOptions
 from ._result import InferResult
 from ._retry import NEVER, RetryPolicy
 from ._settings import ClientOptions, Deadline, Settings
 from ._signatures import Signatures
-from ._stream import answer
+from ._stream import NO_STREAMS, answer
 from ._wire import Message, Method
 from .errors import InvalidInput, ServerError, StreamClosed, from_status
 
@@ -45,11 +45,13 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Calls a server of the KServe v2 protocol over gRPC, from one event loop."""
+    """Calls a server of the KServe v2 protocol, over gRPC or, at ``http://`` and ``https://``, over
+    HTTP, from one event loop."""
 
     def __init__(self, url: str = "localhost:8001", **options: Unpack[ClientOptions]) -> None:
         self._settings = Settings.of(url, options)
         self._signatures = Signatures()
+        self._http = Transport(self._settings) if self._settings.http else None
         self._opened: Any = None
         self._methods: Dict[str, Any] = {}
 
@@ -75,7 +77,9 @@ class AsyncClient:
         return self._opened
 
     async def close(self) -> None:
-        """Ends the connection and what is under way."""
+        """Ends the connection and, over gRPC, what is under way."""
+        if self._http is not None:
+            self._http.close()
         if self._opened is not None:
             await self._opened.close()
 
@@ -103,14 +107,13 @@ class AsyncClient:
         deadline = self._settings.deadline(timeout)
         message = await self._checked(request, deadline)
         retry = NEVER if request.in_sequence else self._settings.retry
-        response, call = await self._send(_wire.MODEL_INFER, message, deadline, retry)
-        return InferResult(
-            response,
-            _calls.timeline(await call.initial_metadata(), await call.trailing_metadata()),
-        )
+        response, timeline = await self._send(_wire.MODEL_INFER, message, deadline, retry)
+        return InferResult(response, timeline)
 
     def stream(self, *, timeout: Optional[float] = None) -> AsyncStream:
         """Opens a stream: many requests and answers over one call, all within ``timeout``."""
+        if self._http is not None:
+            raise InvalidInput(NO_STREAMS)
         left = None if timeout is None else self._settings.deadline(timeout).left()
         method = self._channel().stream_stream(
             _wire.MODEL_STREAM_INFER.path,
@@ -180,25 +183,36 @@ class AsyncClient:
         response, _ = await self._send(call.method, call.request, deadline, self._settings.retry)
         return call.read(response)
 
-    async def _send(
-        self, method: Method, message: Message, deadline: Deadline, retry: RetryPolicy
-    ) -> Tuple[Message, Any]:
+    async def _send(self, method: Method, message: Message, deadline: Deadline, retry: RetryPolicy) -> Answer:
         """Makes a call until it is answered, or refused for good."""
-        self._channel()
         attempt = 1
         while True:
-            call = self._methods[method.path](
-                message, timeout=deadline.left(), metadata=self._settings.call_metadata()
-            )
             try:
-                return await call, call
-            except grpc.aio.AioRpcError as error:
-                failure = _failure(error)
-            wait = retry.wait_after(attempt, failure)
-            if wait is None or not deadline.allows(wait):
-                raise failure
+                return await self._attempt(method, message, deadline)
+            except ServerError as error:
+                wait = retry.wait_after(attempt, error)
+                if wait is None or not deadline.allows(wait):
+                    raise
             await asyncio.sleep(wait)
             attempt += 1
+
+    async def _attempt(self, method: Method, message: Message, deadline: Deadline) -> Answer:
+        if self._http is not None:
+            exchange = self._http.start(method, message, deadline)
+            try:
+                return await asyncio.wrap_future(exchange.future)
+            except asyncio.CancelledError:
+                exchange.cancel()
+                raise
+        self._channel()
+        call = self._methods[method.path](
+            message, timeout=deadline.left(), metadata=self._settings.call_metadata()
+        )
+        try:
+            response = await call
+        except grpc.aio.AioRpcError as error:
+            raise _failure(error) from None
+        return response, _calls.timeline(await call.initial_metadata(), await call.trailing_metadata())
 
     async def _checked(self, request: Request, deadline: Deadline) -> Message:
         """The message of a request that fits the model, as far as can be told from here."""
@@ -232,6 +246,7 @@ class AsyncStream(AsyncIterator[InferResult]):
         self._call = call
         self._client = client
         self._finished = False
+        self._cancelled = False
 
     async def send(self, model: str, inputs: Inputs, **options: Unpack[RequestOptions]) -> None:
         """Sends a request; ``id`` tells its answer from others."""
@@ -253,6 +268,7 @@ class AsyncStream(AsyncIterator[InferResult]):
     def cancel(self) -> None:
         """Gives up what is under way and ends the stream."""
         self._finished = True
+        self._cancelled = True
         self._call.cancel()
 
     async def __anext__(self) -> InferResult:
@@ -260,6 +276,11 @@ class AsyncStream(AsyncIterator[InferResult]):
             told = await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise _failure(error) from None
+        except asyncio.CancelledError:
+            # gRPC says so of a call that was cancelled too, and the task that reads was not.
+            if not self._cancelled or _is_cancelling():
+                raise
+            raise from_status(grpc.StatusCode.CANCELLED, "the stream was cancelled", None) from None
         if told is grpc.aio.EOF:
             raise StopAsyncIteration
         return answer(told)
@@ -274,6 +295,12 @@ class AsyncStream(AsyncIterator[InferResult]):
         trace: Optional[TracebackType],
     ) -> None:
         self.cancel()
+
+
+def _is_cancelling() -> bool:
+    """Whether somebody cancels the task that runs; older Pythons do not tell."""
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is not None and bool(cancelling())
 
 
 def _failure(error: grpc.aio.AioRpcError) -> ServerError:

@@ -109,8 +109,12 @@ Metadata = Iterable[Tuple[str, Any]]
 
 def from_status(code: grpc.StatusCode, message: Optional[str], trailers: Optional[Metadata]) -> ServerError:
     """The error for a status and the metadata it came with."""
-    kind = _BY_CODE.get(code, ServerError)
-    return kind(code, message or "", retry_after(trailers))
+    return error_of(code, message or "", retry_after(trailers))
+
+
+def error_of(code: grpc.StatusCode, message: str, wait: Optional[float]) -> ServerError:
+    """The error for a status and the seconds after which trying again makes sense."""
+    return _BY_CODE.get(code, ServerError)(code, message, wait)
 
 
 def retry_after(trailers: Optional[Metadata]) -> Optional[float]:
