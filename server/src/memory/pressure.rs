@@ -43,14 +43,14 @@ impl Pressure {
                 .is_some_and(|(left, limit)| left < limit / 20)
     }
 
-    /// Whether to give memory back out of turn: a sixteenth of the limit is left, or a tenth of
-    /// the time was spent waiting for memory.
+    /// Whether to give memory back out of turn: a sixteenth of the limit is left, or less than a
+    /// quarter and a tenth of the time was spent waiting for memory. With more left, who waits
+    /// does so for pages of files that are being read, and models that leave would not help.
     pub fn is_high(&self) -> bool {
-        let short = self
-            .headroom_bytes()
-            .zip(self.limit_bytes)
-            .is_some_and(|(left, limit)| left < limit / 16);
-        short || self.stalled.is_some_and(|share| share > 0.1)
+        let left = self.headroom_bytes().zip(self.limit_bytes);
+        let less_than = |part| left.is_some_and(|(left, limit)| left < limit / part);
+        let stalls = self.stalled.is_some_and(|share| share > 0.1);
+        less_than(16) || (stalls && (left.is_none() || less_than(4)))
     }
 }
 

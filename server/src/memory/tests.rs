@@ -170,10 +170,30 @@ fn without_a_group_the_machine_is_read() {
     assert_eq!(sample.used_bytes, Some(12000 << 10));
     assert_eq!(sample.headroom_bytes(), Some(4000 << 10));
     assert_eq!(sample.stalled, Some(0.12));
-    assert!(sample.is_high(), "a tenth of the time is spent waiting");
     let nothing = PressureGauge::in_root(Path::new("/nowhere/at/all")).sample();
     assert_eq!(nothing, Pressure::default());
     assert!(!nothing.is_high());
+}
+
+#[test]
+fn waiting_is_high_pressure_only_where_little_is_left() {
+    let mut pressure = Pressure {
+        limit_bytes: Some(1600),
+        is_of_group: true,
+        used_bytes: Some(1200),
+        available_bytes: None,
+        stalled: Some(0.12),
+    };
+    assert!(!pressure.is_high());
+    pressure.used_bytes = Some(1201);
+    assert!(pressure.is_high());
+    pressure.stalled = Some(0.1);
+    assert!(!pressure.is_high());
+    let unknown = Pressure {
+        stalled: Some(0.12),
+        ..Pressure::default()
+    };
+    assert!(unknown.is_high());
 }
 
 #[test]
