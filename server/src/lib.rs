@@ -39,6 +39,8 @@ pub mod sample;
 pub mod service;
 pub mod shared_memory;
 pub mod shutdown;
+#[cfg(any(test, feature = "fuzzing"))]
+mod signature;
 pub mod spans;
 pub mod stats;
 pub mod telemetry;

@@ -11,6 +11,7 @@ use super::allocations::within;
 use super::requests::{self, MESSAGE_LIMIT, RECEIVED, elements_of, is_sound};
 use crate::frontend::{grpc, http};
 use crate::request::{InferRequest, RawInput, RawRequest, Tensor};
+use crate::signature;
 use crate::unit::split_outputs;
 
 /// Enough for rows and what is behind them; more would only repeat it.
@@ -100,7 +101,7 @@ fn falls_apart_within_bounds(output: &Tensor) {
     };
     let first = request(rows / 2);
     let second = request(rows - rows / 2);
-    let spec = [requests::tensor("OUTPUT", DataType::Bytes, &[-1])];
+    let spec = [signature::tensor("OUTPUT", DataType::Bytes, &[-1])];
     let Ok(split) = split_outputs(&[Some(output.clone())], &[&first, &second], rows, &spec) else {
         return;
     };

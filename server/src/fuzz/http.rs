@@ -8,6 +8,7 @@ use super::allocations::within;
 use super::requests::{self, RECEIVED, assert_refusal};
 use crate::frontend::http::pieces;
 use crate::request::RawRequest;
+use crate::signature;
 use crate::validate::validate;
 
 /// An 8-byte number needs two bytes of text, and lists of tensors grow by doubling.
@@ -90,10 +91,11 @@ fn raw(body: &Bytes) -> bool {
         (0, DataType::Fp64, &[0, -1]),
         (0, DataType::Int64, &[i64::MAX, -1]),
     ] {
-        let spec = requests::model(
+        let spec = signature::model(
+            "fuzzed",
             max_batch_size,
-            vec![requests::tensor("INPUT", datatype, dims)],
-            vec![requests::tensor("OUTPUT", datatype, dims)],
+            vec![signature::tensor("INPUT", datatype, dims)],
+            vec![signature::tensor("OUTPUT", datatype, dims)],
         );
         let read = match pieces::read_raw(body.clone(), &spec, RECEIVED) {
             Ok(read) => read,

@@ -1,13 +1,13 @@
 //! What holds for every request once it was read, by whichever protocol.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use bytes::Bytes;
 use dormouse_core::code::ErrorCode;
 use dormouse_core::datatype::DataType;
 use dormouse_core::shape::Shape;
 use dormouse_core::time::Timestamp;
-use dormouse_model_store::spec::{LifecycleSpec, ModelSpec, SessionSpec, TensorSpec};
+use dormouse_model_store::spec::{ModelSpec, TensorSpec};
 use dormouse_proto::inference as pb;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
@@ -19,6 +19,7 @@ use crate::error::ServeError;
 use crate::frontend::{grpc, http};
 use crate::limits::RequestLimits;
 use crate::request::{InferRequest, InferResponse, RawInput, RawRequest, Tensor};
+use crate::signature::{model, tensor};
 use crate::unit::{gather_inputs, split_outputs};
 use crate::validate::validate;
 
@@ -59,45 +60,6 @@ pub(super) fn elements_of(mut data: &[u8]) -> Option<Vec<&[u8]>> {
     Some(elements)
 }
 
-/// A model of this signature.
-pub(super) fn model(
-    max_batch_size: u32,
-    inputs: Vec<TensorSpec>,
-    outputs: Vec<TensorSpec>,
-) -> ModelSpec {
-    ModelSpec {
-        name: "fuzzed".into(),
-        config: pb::ModelConfig::default(),
-        platform: "onnxruntime_onnx".into(),
-        inputs,
-        outputs,
-        max_batch_size,
-        batching: None,
-        sequence: None,
-        ragged: None,
-        runs_rows_together: false,
-        concurrency: 1,
-        session: SessionSpec::default(),
-        warmups: Vec::new(),
-        lifecycle: LifecycleSpec::default(),
-        decoupled: false,
-        model_filename: "model.onnx".into(),
-        labels: BTreeMap::new(),
-        warnings: Vec::new(),
-    }
-}
-
-/// An input or output of a model.
-pub(super) fn tensor(name: &str, datatype: DataType, dims: &[i64]) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        datatype,
-        dims: Shape::from_slice(dims),
-        reshape: None,
-        optional: false,
-    }
-}
-
 /// Holds a request against models that were made for it and against one that was not.
 pub(super) fn check(request: &RawRequest) {
     let names: HashSet<&str> = request.inputs.iter().map(|input| &*input.name).collect();
@@ -127,6 +89,7 @@ pub(super) fn check(request: &RawRequest) {
     }
 
     let other = model(
+        "fuzzed",
         MAX_ROWS,
         vec![
             tensor("INPUT0", DataType::Int32, &[16]),
@@ -167,7 +130,7 @@ fn fitting(
     let mut seen = HashSet::new();
     let outputs = request.outputs.iter().filter(|name| seen.insert(*name));
     let outputs = outputs.map(|name| tensor(name, DataType::Fp32, &[-1]));
-    Some(model(max_batch_size, inputs, outputs.collect()))
+    Some(model("fuzzed", max_batch_size, inputs, outputs.collect()))
 }
 
 /// Validates a request whose fate is known. Where it is valid, nothing was changed.

@@ -1,46 +1,14 @@
 mod reference;
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 use dormouse_core::code::ErrorCode;
 use dormouse_core::time::Timestamp;
-use dormouse_model_store::spec::{LifecycleSpec, SessionSpec};
-use dormouse_proto::inference as pb;
 
 use super::*;
-
-fn tensor(name: &str, datatype: DataType, dims: &[i64]) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        datatype,
-        dims: Shape::from_slice(dims),
-        reshape: None,
-        optional: false,
-    }
-}
+use crate::signature::{self, tensor};
 
 fn model(max_batch_size: u32, inputs: Vec<TensorSpec>, outputs: Vec<TensorSpec>) -> ModelSpec {
-    ModelSpec {
-        name: "simple".into(),
-        config: pb::ModelConfig::default(),
-        platform: "onnxruntime_onnx".into(),
-        inputs,
-        outputs,
-        max_batch_size,
-        batching: None,
-        sequence: None,
-        ragged: None,
-        runs_rows_together: false,
-        concurrency: 1,
-        session: SessionSpec::default(),
-        warmups: Vec::new(),
-        lifecycle: LifecycleSpec::default(),
-        decoupled: false,
-        model_filename: "model.onnx".into(),
-        labels: BTreeMap::new(),
-        warnings: Vec::new(),
-    }
+    signature::model("simple", max_batch_size, inputs, outputs)
 }
 
 /// Triton's example model: two inputs and two outputs of 16 integers, up to 8 rows.

@@ -2,7 +2,6 @@
 //! number it is asked.
 
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -14,8 +13,7 @@ use dormouse_core::lifecycle::Stage;
 use dormouse_core::shape::Shape;
 use dormouse_model_store::repository::FileIdentity;
 use dormouse_model_store::spec::{
-    DynamicBatchingSpec, KeepAliveSpec, LifecycleSpec, ModelSpec, QueuePolicySpec, SessionSpec,
-    TensorSpec,
+    DynamicBatchingSpec, KeepAliveSpec, ModelSpec, QueuePolicySpec, SessionSpec,
 };
 use dormouse_model_store::store::DigestCache;
 use parking_lot::{Condvar, Mutex};
@@ -38,6 +36,7 @@ use crate::preparation::SourceDigests;
 use crate::priority::Background;
 use crate::request::{InferRequest, Tensor};
 use crate::residency::Residency;
+use crate::signature::{model, tensor};
 use crate::unit::{NotAnswered, Source, SourceModel, Unit, UnitParts};
 use crate::wake::{Switches, Wake};
 
@@ -364,33 +363,8 @@ impl Bench {
         files: FakeFiles,
         change: impl FnOnce(&mut ModelSpec),
     ) -> Arc<Unit> {
-        let tensor = |name: &str| TensorSpec {
-            name: name.into(),
-            datatype: DataType::Int32,
-            dims: Shape::from_slice(&[1]),
-            reshape: None,
-            optional: false,
-        };
-        let mut spec = ModelSpec {
-            name: "echo".into(),
-            config: Default::default(),
-            platform: "onnxruntime_onnx".into(),
-            inputs: vec![tensor("x")],
-            outputs: vec![tensor("y")],
-            max_batch_size: 8,
-            batching: None,
-            sequence: None,
-            ragged: None,
-            runs_rows_together: false,
-            concurrency: 1,
-            session: SessionSpec::default(),
-            warmups: Vec::new(),
-            lifecycle: LifecycleSpec::default(),
-            decoupled: false,
-            model_filename: "model.onnx".into(),
-            labels: BTreeMap::new(),
-            warnings: Vec::new(),
-        };
+        let number = |name| vec![tensor(name, DataType::Int32, &[1])];
+        let mut spec = model("echo", 8, number("x"), number("y"));
         change(&mut spec);
         spec.runs_rows_together = spec.batching.is_some() || spec.sequence.is_some();
         Unit::new(UnitParts {

@@ -1,13 +1,11 @@
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use dormouse_core::code::ErrorCode;
-use dormouse_model_store::spec::{LifecycleSpec, SessionSpec, TensorSpec};
-use dormouse_proto::inference as pb;
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
 use super::*;
+use crate::signature::{model, tensor};
 
 const RECEIVED: Timestamp = Timestamp::from_nanos(5_000);
 
@@ -325,36 +323,8 @@ fn spec(inputs: &[(DataType, &[i64])], max_batch_size: u32) -> ModelSpec {
     let inputs = inputs
         .iter()
         .enumerate()
-        .map(|(index, (datatype, dims))| TensorSpec {
-            name: format!("in{index}").into(),
-            datatype: *datatype,
-            dims: Shape::from_slice(dims),
-            reshape: None,
-            optional: false,
-        });
-    ModelSpec {
-        name: "m".into(),
-        config: pb::ModelConfig::default(),
-        platform: "onnxruntime_onnx".into(),
-        inputs: inputs.collect(),
-        outputs: vec![],
-        max_batch_size,
-        batching: None,
-        sequence: None,
-        ragged: None,
-        runs_rows_together: false,
-        concurrency: 1,
-        session: SessionSpec {
-            entries: BTreeMap::new(),
-            ..SessionSpec::default()
-        },
-        warmups: vec![],
-        lifecycle: LifecycleSpec::default(),
-        decoupled: false,
-        model_filename: "model.onnx".to_owned(),
-        labels: BTreeMap::new(),
-        warnings: vec![],
-    }
+        .map(|(index, (datatype, dims))| tensor(&format!("in{index}"), *datatype, dims));
+    model("m", max_batch_size, inputs.collect(), Vec::new())
 }
 
 #[test]
