@@ -8,11 +8,6 @@ use std::time::Duration;
 use crate::profile::{CAUTION, ServiceProfile, seconds};
 use crate::time::Timestamp;
 
-/// How much longer the work ahead may take than it took lately, as a share of it. Runs slow down
-/// together when the machine is busy, and a queue that is filled to the last moment turns that
-/// into requests that wait in vain. A shorter queue keeps the model just as busy.
-const DRIFT: f64 = 0.25;
-
 /// The work ahead of a new request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outlook {
@@ -121,7 +116,7 @@ fn forecast(
     let under_way = if residual > 0.0 { 1.0 } else { 0.0 };
     let before = (rounds / concurrency as f64 + under_way) * full.deviation.powi(2);
     let spread = (before + own.deviation.powi(2)).sqrt();
-    let drift = DRIFT * (wait - load);
+    let drift = profile.drift() * (wait - load);
     Some(Forecast {
         wait: seconds(wait),
         cautious_run: seconds(own.mean + CAUTION * spread + drift),

@@ -11,6 +11,16 @@ const MEAN_GAIN: f64 = 1.0 / 8.0;
 const DEVIATION_GAIN: f64 = 1.0 / 8.0;
 /// Deviations added to the mean by a cautious estimate.
 pub(crate) const CAUTION: f64 = 3.0;
+/// How much longer the work ahead of a request may take than it took lately, as a share of it.
+/// Runs slow down together when the machine is busy, and a queue that is filled to the last moment
+/// turns that into requests that wait in vain. A shorter queue keeps the model just as busy.
+const DRIFT: f64 = 0.25;
+/// The most that is learnt on top of it: then half of the time that a request has is kept free.
+const MOST_LEARNT_DRIFT: f64 = 0.75;
+/// How much one request that waited in vain adds.
+const DRIFT_GAIN: f64 = 0.05;
+/// Of a hundred requests that were let in, about one may wait in vain.
+const IN_VAIN: f64 = 0.01;
 /// Runs of other sizes after which a size is no longer believed while others are fresher.
 const STALE_AFTER: u64 = 1024;
 
@@ -22,6 +32,8 @@ pub struct ServiceProfile {
     any: Average,
     load: Average,
     runs: u64,
+    /// What was learnt of the drift beyond [`DRIFT`].
+    learnt_drift: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,6 +86,23 @@ impl ServiceProfile {
     /// Learns from a finished load.
     pub fn record_load(&mut self, took: Duration) {
         self.load.record(took.as_secs_f64());
+    }
+
+    /// A request that was let in ran out of time before its turn came.
+    pub fn waited_in_vain(&mut self) {
+        let learnt = self.learnt_drift + DRIFT_GAIN * (1.0 - IN_VAIN);
+        self.learnt_drift = learnt.min(MOST_LEARNT_DRIFT);
+    }
+
+    /// A request that was let in ran in time. So many of these undo one that did not that the
+    /// share of those settles where it is to be.
+    pub fn waited_with_success(&mut self) {
+        self.learnt_drift = (self.learnt_drift - DRIFT_GAIN * IN_VAIN).max(0.0);
+    }
+
+    /// How much longer work may take than it took lately, as a share of it.
+    pub(crate) fn drift(&self) -> f64 {
+        DRIFT + self.learnt_drift
     }
 
     /// The mean time of a run of so many rows; `None` before the first run.

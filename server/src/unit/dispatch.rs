@@ -96,6 +96,10 @@ impl Unit {
     fn expire(&self, state: &mut State, effects: &mut Effects, now: Timestamp) {
         for expired in state.batcher.expire(now) {
             self.metrics().pending.decrement(1);
+            // A load takes as long as it takes, whatever is ahead in the queue.
+            if expired.cause == ExpiryCause::Deadline && !expired.item.cold {
+                state.profile.waited_in_vain();
+            }
             let error = match expired.cause {
                 ExpiryCause::Deadline => self.deadline_exceeded(),
                 ExpiryCause::QueueTimeout => ServeError::new(

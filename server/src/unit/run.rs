@@ -146,6 +146,9 @@ impl Unit {
             match result {
                 Ok(tensors) if !pending.reply.is_closed() => {
                     let queued = started - pending.enqueued;
+                    if pending.request.deadline.is_some() {
+                        state.profile.waited_with_success();
+                    }
                     self.succeeded(ended - pending.request.received, queued, &finished.took);
                     if let Some(span) = &pending.request.span {
                         let woken = load.as_ref().filter(|_| pending.cold);
