@@ -427,7 +427,7 @@ impl Registry {
                                 filename: spec.model_filename.clone(),
                                 weights: config::weights_file(&spec.config).map(str::to_owned),
                                 files: stamp.files_of(version),
-                                locations: OnceLock::new(),
+                                reads: OnceLock::new(),
                             }),
                             counters: model.counters_of(version),
                             host: Arc::clone(&self.host),

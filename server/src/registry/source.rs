@@ -32,8 +32,16 @@ pub(super) struct RepositorySource {
     pub(super) weights: Option<String>,
     /// The version's files as they were when their model was read.
     pub(super) files: Vec<FileStamp>,
-    /// The files that a load reads, as the graph calls them; known once they were looked for.
-    pub(super) locations: OnceLock<Vec<String>>,
+    /// What a load reads; known once it was looked for.
+    pub(super) reads: OnceLock<Reads>,
+}
+
+/// What a load reads of a version's folder.
+#[derive(Debug)]
+pub(super) struct Reads {
+    /// Its files, as the graph calls them.
+    locations: Vec<String>,
+    bytes: u64,
 }
 
 impl RepositorySource {
@@ -51,12 +59,19 @@ impl RepositorySource {
     /// The files that a load reads. Whoever changes one of them gets a unit of its own, so they
     /// are looked for once.
     fn locations(&self, graph: &GraphFile) -> Result<&[String], RepositoryError> {
-        if let Some(locations) = self.locations.get() {
-            return Ok(locations);
+        if let Some(reads) = self.reads.get() {
+            return Ok(&reads.locations);
         }
-        let files = graph.examine()?.manifest.files;
-        let locations = files.into_iter().map(|file| file.location).collect();
-        Ok(self.locations.get_or_init(|| locations))
+        let manifest = graph.examine()?.manifest;
+        let reads = Reads {
+            bytes: manifest.plan().bytes_read,
+            locations: manifest
+                .files
+                .into_iter()
+                .map(|file| file.location)
+                .collect(),
+        };
+        Ok(&self.reads.get_or_init(|| reads).locations)
     }
 
     /// Whether the files are those that the unit was made for, and this graph among them: two
@@ -153,6 +168,10 @@ impl Source for RepositorySource {
     }
 
     fn size(&self) -> u64 {
+        if let Some(reads) = self.reads.get() {
+            return reads.bytes;
+        }
+        // Until the graph was looked at, everything in its folder may belong to it.
         let sizes = self.files.iter().map(|file| file.size);
         sizes.fold(0, u64::saturating_add)
     }
