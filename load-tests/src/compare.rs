@@ -36,7 +36,7 @@ use crate::models;
 /// Servers are installed from PyPI into environments of their own below the build's folder when they
 /// are needed for the first time. Each round starts every server, sees that its answers are right,
 /// drives it and ends it with everything it started. Ratios are those within a round; the spread is
-/// that of the rounds. The usual comparison takes about half an hour.
+/// that of the rounds. The usual comparison takes about 45 minutes.
 #[derive(Args, Debug)]
 pub(crate) struct CompareArgs {
     /// What is compared [default: load-tests/compare.toml, as the program was built with it]

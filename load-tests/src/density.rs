@@ -1,5 +1,6 @@
 //! What further concurrency, further versions and parked models cost in memory.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,24 +9,36 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::bars::Bar;
 use crate::models::{self, BenchModel};
 use crate::outside::{Outside, STAYS_WARM, prepare_store, store_note};
 use crate::pages::ProcessMemory;
 use crate::plain::{self, PlainRuntime};
-use crate::samples::mib;
-use crate::table;
+use crate::record::{Findings, ReportArgs, Started};
+use crate::samples::{Samples, megabytes, mib, times};
+use crate::table::Titled;
 
 const VERSIONS: usize = 8;
+/// How many times the memory of one instance eight instances or versions may hold.
+const MOST_OF_ONE: f64 = 1.15;
+/// Megabytes of its own that a parked model may hold.
+const MOST_PARKED: f64 = 20.0;
+/// What rows are called.
+const INSTANCES: &str = "instances";
+const UNSHARED: &str = "instances, no sharing";
+const INDEPENDENT: &str = "independent sessions";
+const OF_VERSIONS: &str = "versions";
 
 /// Memory of one server with 1, 2, 4 and 8-way concurrency, and with 8 versions of equal weights.
 ///
 /// Beside it the same number of independent ONNX Runtime sessions in one process, and what a
-/// parked model still holds. Memory is the proportional set size, the largest of several looks
-/// while every instance has a request running. Takes about 5 minutes and 20 GB of memory.
+/// parked model still holds. Models are prepared ahead of time. Memory is the proportional set
+/// size, the largest of several looks while every instance has a request running; of the
+/// repetitions, the median. Takes about 12 minutes and 20 GB of memory.
 #[derive(Args, Debug)]
 pub(crate) struct DensityArgs {
     /// Model to load
@@ -37,35 +50,75 @@ pub(crate) struct DensityArgs {
     /// Seconds of load for each measurement
     #[arg(long, default_value_t = 8)]
     seconds: u64,
+    /// Measurements of each kind, in turns
+    #[arg(long, default_value_t = 3)]
+    repetitions: usize,
     /// Leave out the independent sessions
     #[arg(long)]
     no_plain: bool,
-    /// Measure with sharing switched off as well
+    /// Measure with sharing switched off as well, and with it the store
     #[arg(long)]
     ablation: bool,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    report: ReportArgs,
 }
 
 /// One configuration under load.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 struct DensityRow {
     what: String,
     count: usize,
+    /// The medians of the repetitions.
     memory: ProcessMemory,
     requests_per_second: f64,
+    /// Each repetition's.
+    proportional_mib: Samples,
+    resident_mib: Samples,
+    private_mib: Samples,
+    rates: Samples,
+    /// What the server says that it woke from.
+    woke_from: BTreeSet<String>,
+    /// Whether the server had packed the weights in any repetition.
+    packed: bool,
 }
 
-#[derive(Debug, Serialize)]
+impl DensityRow {
+    /// `1 instance`, `8 versions`.
+    fn name(&self) -> String {
+        match self.count {
+            1 => {
+                let one = self.what.replacen("instances", "instance", 1);
+                format!("1 {}", one.replacen("sessions", "session", 1))
+            }
+            count => format!("{count} {}", self.what),
+        }
+    }
+}
+
+/// What one repetition showed.
+#[derive(Debug, Default)]
+struct Seen {
+    memory: ProcessMemory,
+    rate: f64,
+    woke_from: BTreeSet<String>,
+    packed: bool,
+}
+
+/// The medians of the repetitions.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 struct ParkedMemory {
     before: ProcessMemory,
     warm: ProcessMemory,
     parked: Option<ProcessMemory>,
+    /// Each repetition's: what it holds of its own beyond the server before its first load.
+    private_growth_mib: Samples,
 }
 
-#[derive(Debug, Serialize)]
-struct DensityFigures {
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct DensityFigures {
     model: String,
     store: String,
     rows: Vec<DensityRow>,
@@ -74,59 +127,114 @@ struct DensityFigures {
 
 pub(crate) async fn run(args: DensityArgs) -> Result<()> {
     ensure!(
-        args.instances.iter().all(|count| (1..=64).contains(count)) && args.seconds <= 600,
-        "1 to 64 instances, at most 600 seconds"
+        args.instances.iter().all(|count| (1..=64).contains(count))
+            && args.seconds <= 600
+            && (1..=100).contains(&args.repetitions),
+        "1 to 64 instances, at most 600 seconds, 1 to 100 repetitions"
     );
+    let started = Started::now();
     let scratch = models::scratch()?;
     let store = scratch.path().join("store");
     let model = models::prepare(&[&args.model])?.remove(0);
     let repository = |name: &str| scratch.path().join(name);
+    // All of them before the first is prepared: another link changes a file for all.
     let single = repository("single");
     model.lay_out(&single, &model.name, "")?;
-    let entries = prepare_store(&single, &store).await?;
-    let time = Duration::from_secs(args.seconds);
-
-    let mut rows = Vec::new();
+    let mut loads = Vec::new();
     for &count in &args.instances {
         let folder = repository(&format!("instances-{count}"));
         let group = format!("instance_group {{ kind: KIND_CPU count: {count} }}\n");
         model.lay_out(&folder, &model.name, &group)?;
-        let targets = vec![String::new(); count];
-        let load = Load {
-            repository: &folder,
-            store: &store,
-            model: &model,
-            versions: &targets,
-            time,
-        };
-        rows.push(load.measure("instances", &[]).await?);
-        if args.ablation {
-            let off = load.measure("instances, no sharing", &["--sharing=false"]);
-            rows.push(off.await?);
-        }
-        if !args.no_plain {
-            rows.push(independent(&model, count, time)?);
-        }
+        loads.push((INSTANCES, folder, vec![String::new(); count]));
     }
     let folder = repository("versions");
     model.lay_out_versions(&folder, VERSIONS)?;
-    let versions: Vec<String> = (1..=VERSIONS).map(|version| version.to_string()).collect();
-    let load = Load {
-        repository: &folder,
-        store: &store,
-        model: &model,
-        versions: &versions,
-        time,
-    };
-    prepare_store(&folder, &store).await?;
-    rows.push(load.measure("versions", &[]).await?);
-    let figures = DensityFigures {
+    let versions = (1..=VERSIONS).map(|version| version.to_string());
+    loads.push((OF_VERSIONS, folder, versions.collect()));
+    let mut entries = prepare_store(&single, &store).await?;
+    for (_, folder, _) in &loads {
+        entries = prepare_store(folder, &store).await?;
+    }
+
+    let time = Duration::from_secs(args.seconds);
+    let mut figures = DensityFigures {
         store: store_note(entries, 1),
-        rows,
-        parked: parked(&single, &store, &model).await?,
-        model: model.name,
+        model: model.name.clone(),
+        ..DensityFigures::default()
     };
-    report(&figures, args.json)
+    let mut parked = Vec::new();
+    for repetition in 1..=args.repetitions {
+        for (what, folder, versions) in &loads {
+            let load = Load {
+                repository: folder,
+                store: &store,
+                model: &model,
+                versions,
+                time,
+            };
+            let count = versions.len();
+            eprintln!("{repetition} of {}: {count} {what}", args.repetitions);
+            figures.add((*what, count), load.measure(&[]).await?);
+            if *what != INSTANCES {
+                continue;
+            }
+            if args.ablation {
+                let seen = load.measure(&["--sharing=false"]).await?;
+                figures.add((UNSHARED, count), seen);
+            }
+            if !args.no_plain {
+                let seen = independent(&model, count, time)?;
+                figures.add((INDEPENDENT, count), seen);
+            }
+        }
+        parked.push(park(&single, &store, &model).await?);
+    }
+    figures.parked = ParkedMemory::of(&parked);
+    started.record(figures).publish(&args.report)
+}
+
+impl DensityFigures {
+    /// Adds what one repetition showed to its row.
+    fn add(&mut self, (what, count): (&str, usize), seen: Seen) {
+        let same = |row: &DensityRow| row.what == what && row.count == count;
+        let place = self.rows.iter().position(same).unwrap_or_else(|| {
+            self.rows.push(DensityRow {
+                what: what.to_owned(),
+                count,
+                ..DensityRow::default()
+            });
+            self.rows.len() - 1
+        });
+        let row = &mut self.rows[place];
+        row.proportional_mib.push(mib(seen.memory.proportional));
+        row.resident_mib.push(mib(seen.memory.resident));
+        row.private_mib.push(mib(seen.memory.private));
+        row.rates.push(seen.rate);
+        row.woke_from.extend(seen.woke_from);
+        row.packed |= seen.packed;
+        row.memory = ProcessMemory {
+            resident: bytes(&row.resident_mib),
+            proportional: bytes(&row.proportional_mib),
+            private: bytes(&row.private_mib),
+        };
+        row.requests_per_second = row.rates.median().unwrap_or_default();
+    }
+
+    /// How many times the memory of one that of several is.
+    fn of_one(&self, row: &DensityRow) -> Option<f64> {
+        let one = |what: &str| {
+            let mut rows = self.rows.iter();
+            rows.find(|row| row.count == 1 && row.what == what)
+        };
+        let one = one(&row.what).or_else(|| one(INSTANCES))?;
+        (one.memory.proportional > 0)
+            .then(|| row.memory.proportional as f64 / one.memory.proportional as f64)
+    }
+}
+
+/// The median of sizes in MiB.
+fn bytes(samples: &Samples) -> u64 {
+    (samples.median().unwrap_or_default() * f64::from(1 << 20)).round() as u64
 }
 
 /// A server to be loaded with one request at a time per entry of `versions`.
@@ -139,16 +247,28 @@ struct Load<'a> {
 }
 
 impl Load<'_> {
-    async fn measure(&self, what: &str, flags: &[&str]) -> Result<DensityRow> {
-        // Linking and copying change the files: until then they are not looked up in the store.
-        models::settled().await;
-        let flags = [&STAYS_WARM, flags].concat();
-        let server = Outside::start(self.repository, self.store, &flags).await?;
+    /// Starts a server and wakes every version; tells what these woke from.
+    async fn start(&self, flags: &[&str]) -> Result<(Outside, BTreeSet<String>)> {
+        let server = Outside::start(self.repository, self.store, flags).await?;
+        let mut woke_from = BTreeSet::new();
         for version in self.versions {
             let request = self.model.request(&self.model.name);
-            server.client.infer(request.version(version)).await?;
+            let answer = server.client.infer(request.version(version)).await?;
+            woke_from.extend(answer.timing().map(|cold| cold.kind.clone()));
         }
         server.quiet().await?;
+        Ok((server, woke_from))
+    }
+
+    async fn measure(&self, flags: &[&str]) -> Result<Seen> {
+        let all = [&STAYS_WARM, flags].concat();
+        let (mut server, mut woke_from) = self.start(&all).await?;
+        if flags.is_empty() && woke_from.contains("source") {
+            // A file that changed meanwhile was loaded as it is, and has been prepared since.
+            drop(server);
+            models::settled().await;
+            (server, woke_from) = self.start(&all).await?;
+        }
         let mut clients = JoinSet::new();
         let started = Instant::now();
         for version in self.versions {
@@ -181,17 +301,26 @@ impl Load<'_> {
                 },
             }
         }
-        Ok(DensityRow {
-            what: what.to_owned(),
-            count: self.versions.len(),
+        let rate = f64::from(answers) / started.elapsed().as_secs_f64();
+        let packed = server.metric("dormouse_packed_sessions_total", &[]).await?;
+        Ok(Seen {
             memory,
-            requests_per_second: f64::from(answers) / started.elapsed().as_secs_f64(),
+            rate,
+            woke_from,
+            packed: packed > 0.0,
         })
     }
 }
 
 /// What a model holds before its first load, warm, and parked.
-async fn parked(repository: &Path, store: &Path, model: &BenchModel) -> Result<ParkedMemory> {
+#[derive(Clone, Copy, Debug)]
+struct Park {
+    before: ProcessMemory,
+    warm: ProcessMemory,
+    parked: Option<ProcessMemory>,
+}
+
+async fn park(repository: &Path, store: &Path, model: &BenchModel) -> Result<Park> {
     let flags = ["--keep-alive=forever", "--park-after=3s"];
     let server = Outside::start(repository, store, &flags).await?;
     server.quiet().await?;
@@ -207,15 +336,50 @@ async fn parked(repository: &Path, store: &Path, model: &BenchModel) -> Result<P
             parked = Some(server.memory()?);
         }
     }
-    Ok(ParkedMemory {
+    Ok(Park {
         before,
         warm,
         parked,
     })
 }
 
+impl ParkedMemory {
+    fn of(seen: &[Park]) -> Self {
+        let median = |all: Vec<ProcessMemory>| {
+            let of = |part: fn(&ProcessMemory) -> u64| {
+                bytes(&Samples(all.iter().map(|one| mib(part(one))).collect()))
+            };
+            ProcessMemory {
+                resident: of(|one| one.resident),
+                proportional: of(|one| one.proportional),
+                private: of(|one| one.private),
+            }
+        };
+        let parked: Vec<_> = seen.iter().filter_map(|one| one.parked).collect();
+        let grown = seen.iter().filter_map(|one| {
+            let parked = one.parked?;
+            Some(mib(parked.private) - mib(one.before.private))
+        });
+        Self {
+            before: median(seen.iter().map(|one| one.before).collect()),
+            warm: median(seen.iter().map(|one| one.warm).collect()),
+            private_growth_mib: Samples(grown.collect()),
+            parked: (!parked.is_empty()).then(|| median(parked)),
+        }
+    }
+
+    /// What a parked model holds of its own.
+    fn growth(&self) -> Option<f64> {
+        let of_medians = || {
+            let parked = self.parked?;
+            Some(mib(parked.private) - mib(self.before.private))
+        };
+        self.private_growth_mib.median().or_else(of_medians)
+    }
+}
+
 /// Independent sessions in a process of their own, which tells about itself.
-fn independent(model: &BenchModel, count: usize, time: Duration) -> Result<DensityRow> {
+fn independent(model: &BenchModel, count: usize, time: Duration) -> Result<Seen> {
     let mut child = Command::new(std::env::current_exe()?)
         .arg("plain-sessions")
         .arg(format!("--model={}", model.name))
@@ -230,12 +394,11 @@ fn independent(model: &BenchModel, count: usize, time: Duration) -> Result<Densi
     let status = child.wait()?;
     read?;
     ensure!(status.success(), "the plain sessions ended with {status}");
-    let (memory, requests_per_second) = serde_json::from_str(&line)?;
-    Ok(DensityRow {
-        what: "independent sessions".to_owned(),
-        count,
+    let (memory, rate) = serde_json::from_str(&line)?;
+    Ok(Seen {
         memory,
-        requests_per_second,
+        rate,
+        ..Seen::default()
     })
 }
 
@@ -295,80 +458,122 @@ pub(crate) fn run_plain_sessions(args: &PlainSessionsArgs) -> Result<()> {
     Ok(())
 }
 
-fn report(figures: &DensityFigures, json: bool) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    if json {
-        serde_json::to_writer_pretty(&mut out, figures)?;
-        writeln!(out)?;
-        return Ok(());
+impl Findings for DensityFigures {
+    fn about(&self) -> String {
+        format!(
+            "What a server's process holds while all instances or versions of {} run at once, beside \
+             as many independent ONNX Runtime sessions in one process; {}. Ratios are those of the \
+             medians.",
+            self.model, self.store
+        )
     }
-    writeln!(
-        out,
-        "Memory of {} under load, MiB; {}",
-        figures.model, figures.store
-    )?;
-    drop(out);
-    let one = |what: &str| {
-        let rows = figures.rows.iter();
-        let mut of_one = rows.filter(|row| row.count == 1 && row.what == what);
-        of_one.next().map(|row| row.memory.proportional)
-    };
-    let rows = figures.rows.iter().map(|row| {
-        let base = one(&row.what).or_else(|| one("instances"));
+
+    fn tables(&self) -> Vec<Titled> {
+        // Older files have one value each.
+        let cell = |samples: &Samples, single: f64| match samples.0.is_empty() {
+            true => Samples(vec![single]).cell(),
+            false => samples.cell(),
+        };
+        let rows = self.rows.iter().map(|row| {
+            let words = row.woke_from.iter().map(String::as_str);
+            let mut state: Vec<&str> = words.collect();
+            state.extend(row.packed.then_some("packed since"));
+            vec![
+                row.name(),
+                cell(&row.proportional_mib, mib(row.memory.proportional)),
+                times(self.of_one(row)),
+                cell(&row.resident_mib, mib(row.memory.resident)),
+                cell(&row.private_mib, mib(row.memory.private)),
+                cell(&row.rates, row.requests_per_second),
+                match state.is_empty() {
+                    true => "–".to_owned(),
+                    false => state.join(", "),
+                },
+            ]
+        });
+        let parked = &self.parked;
+        let stage = |name: &str, memory: Option<ProcessMemory>| {
+            let part = |part: fn(&ProcessMemory) -> u64| {
+                crate::table::maybe(memory.as_ref().map(|memory| mib(part(memory))))
+            };
+            vec![
+                name.to_owned(),
+                part(|one| one.proportional),
+                part(|one| one.private),
+            ]
+        };
         vec![
-            row.what.clone(),
-            row.count.to_string(),
-            format!("{:.1}", mib(row.memory.proportional)),
-            format!("{:.1}", mib(row.memory.resident)),
-            format!("{:.1}", mib(row.memory.private)),
-            base.map_or_else(
-                || "–".to_owned(),
-                |base| format!("{:.2}", row.memory.proportional as f64 / base as f64),
+            Titled::new(
+                "Under load; MiB",
+                &[
+                    "what",
+                    "PSS",
+                    "PSS/one",
+                    "RSS",
+                    "private dirty",
+                    "answers/s",
+                    "woke from",
+                ],
+                rows.collect(),
             ),
-            format!("{:.1}", row.requests_per_second),
+            Titled::new(
+                "One model that is parked; MiB",
+                &["stage", "PSS", "private dirty"],
+                vec![
+                    stage("before its first load", Some(parked.before)),
+                    stage("warm", Some(parked.warm)),
+                    stage("parked", parked.parked),
+                ],
+            ),
         ]
-    });
-    table::print(
-        &[
-            "what",
-            "count",
-            "PSS",
-            "RSS",
-            "private dirty",
-            "PSS/one",
-            "requests/s",
-        ],
-        &rows.collect::<Vec<_>>(),
-    )?;
-    let parked = &figures.parked;
-    let cells = |memory: Option<ProcessMemory>| match memory {
-        Some(memory) => format!(
-            "{:.1} / {:.1}",
-            mib(memory.proportional),
-            mib(memory.private)
-        ),
-        None => "–".to_owned(),
-    };
-    let private = parked.parked.map_or_else(
-        || "–".to_owned(),
-        |parked_now| {
-            let held = parked_now.private.saturating_sub(parked.before.private);
-            format!("{:.1}", mib(held))
-        },
-    );
-    table::print(
-        &[
-            "PSS / private before",
-            "warm",
-            "parked",
-            "private of the parked model",
-        ],
-        &[vec![
-            cells(Some(parked.before)),
-            cells(Some(parked.warm)),
-            cells(parked.parked),
-            private,
-        ]],
-    )?;
-    Ok(())
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        let mut bars = Vec::new();
+        for what in [INSTANCES, OF_VERSIONS] {
+            let mut rows = self.rows.iter();
+            let row = rows.find(|row| row.what == what && row.count == VERSIONS);
+            let ratio = row.and_then(|row| self.of_one(row));
+            let name = format!("PSS of {VERSIONS} {what}/one");
+            bars.push(Bar::most(name, MOST_OF_ONE, ratio, "×"));
+        }
+        let grown = self.parked.growth().map(megabytes);
+        let name = "private memory of a parked model";
+        bars.push(Bar::most(name, MOST_PARKED, grown, " MB"));
+        bars
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_are_held_against_one_of_their_kind() {
+        let mut figures = DensityFigures::default();
+        let seen = |mib: u64| Seen {
+            memory: ProcessMemory {
+                proportional: mib << 20,
+                ..ProcessMemory::default()
+            },
+            ..Seen::default()
+        };
+        for (what, count, sizes) in [
+            (INSTANCES, 1, [100, 300, 110]),
+            (INSTANCES, 8, [121, 122, 500]),
+            (INDEPENDENT, 1, [200, 200, 200]),
+            (INDEPENDENT, 8, [1600, 1600, 1600]),
+            (OF_VERSIONS, 8, [132, 132, 132]),
+        ] {
+            for size in sizes {
+                figures.add((what, count), seen(size));
+            }
+        }
+        let ratios = figures.rows.iter().map(|row| times(figures.of_one(row)));
+        let ratios: Vec<String> = ratios.collect();
+        assert_eq!(ratios, ["1.00×", "1.11×", "1.00×", "8.00×", "1.20×"]);
+        let bars = figures.bars();
+        let verdicts: Vec<&str> = bars.iter().map(Bar::verdict).collect();
+        assert_eq!(verdicts, ["met", "MISSED", "not judged"]);
+    }
 }

@@ -1,15 +1,18 @@
 //! Whether memory goes back to the system when a model goes.
 
-use std::io::Write;
-
 use anyhow::{Result, ensure};
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::bars::Bar;
 use crate::models;
 use crate::outside::{Outside, prepare_store, store_note};
-use crate::samples::{Samples, mib};
-use crate::table;
+use crate::record::{Findings, ReportArgs, Started};
+use crate::samples::{Samples, megabytes, mib};
+use crate::table::{Titled, maybe};
+
+/// Megabytes that a server may hold more after a cycle than before the first.
+const MOST_KEPT: f64 = 32.0;
 
 /// Resident memory over 60 cycles of loading and unloading a 400 MB model.
 ///
@@ -24,14 +27,14 @@ pub(crate) struct GiveBackArgs {
     /// Load and unload through the management API instead of by being called and left alone
     #[arg(long)]
     api: bool,
-    /// Print JSON with every value instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    report: ReportArgs,
 }
 
 /// Resident memory in MiB.
-#[derive(Debug, Default, Serialize)]
-struct GiveBackFigures {
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct GiveBackFigures {
     model: String,
     store: String,
     /// Before the first load.
@@ -44,6 +47,7 @@ struct GiveBackFigures {
 
 pub(crate) async fn run(args: GiveBackArgs) -> Result<()> {
     ensure!((1..=10_000).contains(&args.cycles), "1 to 10000 cycles");
+    let started = Started::now();
     let scratch = models::scratch()?;
     let (repository, store) = (
         scratch.path().join("repository"),
@@ -78,44 +82,41 @@ pub(crate) async fn run(args: GiveBackArgs) -> Result<()> {
         server.quiet().await?;
         figures.asleep.push(mib(server.memory()?.resident));
     }
-    report(&figures, args.json)
+    started.record(figures).publish(&args.report)
 }
 
-fn report(figures: &GiveBackFigures, json: bool) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    if json {
-        serde_json::to_writer_pretty(&mut out, figures)?;
-        writeln!(out)?;
-        return Ok(());
+impl Findings for GiveBackFigures {
+    fn about(&self) -> String {
+        format!(
+            "{} times {} is loaded, answers and goes; what the server's process holds; {}.",
+            self.asleep.0.len(),
+            self.model,
+            self.store
+        )
     }
-    let asleep = &figures.asleep.0;
-    let (first, last) = (asleep.first().copied(), asleep.last().copied());
-    writeln!(
-        out,
-        "{} cycles of {}; resident MiB; {}",
-        asleep.len(),
-        figures.model,
-        figures.store
-    )?;
-    drop(out);
-    let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |v| format!("{v:.1}"));
-    table::print(
-        &[
-            "before any load",
-            "after first cycle",
-            "after last",
-            "largest after a cycle",
-            "awake",
-            "last - start",
-        ],
-        &[vec![
-            number(Some(figures.start)),
-            number(first),
-            number(last),
-            number(figures.asleep.max()),
-            figures.awake.cell(),
-            number(last.map(|last| last - figures.start)),
-        ]],
-    )?;
-    Ok(())
+
+    fn tables(&self) -> Vec<Titled> {
+        let asleep = &self.asleep.0;
+        let row = |measure: &str, value: String| vec![measure.to_owned(), value];
+        vec![Titled::new(
+            "",
+            &["resident memory", "MiB"],
+            vec![
+                row("before the first load", maybe(Some(self.start))),
+                row("awake", self.awake.cell()),
+                row(
+                    "gone again, after the first cycle",
+                    maybe(asleep.first().copied()),
+                ),
+                row("gone again, after the last", maybe(asleep.last().copied())),
+                row("gone again, over all cycles", self.asleep.cell()),
+            ],
+        )]
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        let kept = self.asleep.max().map(|most| megabytes(most - self.start));
+        let name = "the most that is held after a cycle beyond the start";
+        vec![Bar::most(name, MOST_KEPT, kept, " MB")]
+    }
 }

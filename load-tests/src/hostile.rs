@@ -11,18 +11,20 @@ mod idle;
 mod large;
 mod slow;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::bars::{Bar, Verdict};
+use crate::bars::Bar;
 use crate::drive::outcome::Outcome;
+use crate::record::{Findings, ReportArgs, Started};
+use crate::samples::Samples;
+use crate::table::{Titled, number};
 use crate::victim::ServerChoice;
 
 /// What a server has for the headers of a request, or for the first bytes of a connection.
@@ -62,9 +64,8 @@ pub(crate) struct HostileArgs {
     churn: u64,
     #[command(flatten)]
     server: ServerChoice,
-    /// Write bars and figures as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    report: ReportArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -90,9 +91,9 @@ enum Attack {
 }
 
 /// What one attack showed.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Shown {
-    attack: &'static str,
+    attack: String,
     #[serde(skip)]
     bars: Vec<Bar>,
     /// What clients saw, by who they are.
@@ -119,6 +120,7 @@ pub(crate) async fn run(args: HostileArgs) -> Result<()> {
         "--frames from 1000 to 50000000"
     );
     ensure!(args.wait <= Duration::from_secs(600), "--wait up to 10m");
+    let started = Started::now();
     let attacks = match &args.attacks[..] {
         [] => Attack::value_variants(),
         named => named,
@@ -141,13 +143,65 @@ pub(crate) async fn run(args: HostileArgs) -> Result<()> {
         .iter_mut()
         .flat_map(|shown| std::mem::take(&mut shown.bars))
         .collect();
-    Verdict::new(bars, shown).publish(args.json.as_deref())
+    started.record(shown).with_bars(bars).publish(&args.report)
+}
+
+impl Findings for Vec<Shown> {
+    fn about(&self) -> String {
+        let attacks: Vec<&str> = self.iter().map(|shown| &*shown.attack).collect();
+        format!(
+            "What a server's well-behaved clients see while others behave badly, a server process \
+             for each attack: {}.",
+            attacks.join(", ")
+        )
+    }
+
+    fn tables(&self) -> Vec<Titled> {
+        let mut rows = Vec::new();
+        for shown in self {
+            for (name, outcome) in &shown.clients {
+                let Some(step) = outcome.steps.first() else {
+                    continue;
+                };
+                rows.push(vec![
+                    shown.attack.clone(),
+                    name.clone(),
+                    step.all.sent.to_string(),
+                    step.all.answered.to_string(),
+                    number(step.all.latency.p50),
+                    number(step.all.latency.p99),
+                    number(step.all.latency.max),
+                ]);
+            }
+        }
+        let header = [
+            "attack", "client", "sent", "answered", "p50 ms", "p99 ms", "max ms",
+        ];
+        let clients = Titled::new("What the other clients saw", &header, rows);
+        let closed = self
+            .iter()
+            .filter(|shown| !shown.closed_after_seconds.is_empty());
+        let rows: Vec<_> = closed
+            .map(|shown| {
+                let seconds = Samples(shown.closed_after_seconds.clone());
+                vec![
+                    shown.attack.clone(),
+                    seconds.0.len().to_string(),
+                    seconds.cell(),
+                ]
+            })
+            .collect();
+        let header = ["attack", "closed", "after, s"];
+        let closed = Titled::new("Connections that the server closed", &header, rows);
+        let tables = [clients, closed].into_iter();
+        tables.filter(|table| !table.rows.is_empty()).collect()
+    }
 }
 
 impl Shown {
     fn new(attack: &'static str) -> Self {
         Self {
-            attack,
+            attack: attack.to_owned(),
             ..Self::default()
         }
     }

@@ -10,17 +10,18 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use dormouse_client::{Client, DataType, InferResponse, RetryPolicy};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
 use self::cost::Cost;
 use self::recovery::Recovery;
-use crate::bars::Verdict;
 use crate::models::{self, BenchModel};
 use crate::outside::STAYS_WARM;
 use crate::plain;
 use crate::process::ServerProcess;
+use crate::record::{Findings, ReportArgs, Started};
+use crate::table::Titled;
 use crate::victim::ServerChoice;
 
 /// How long a server or a model may take before a measurement gives up on it.
@@ -47,13 +48,12 @@ pub(crate) struct IsolationArgs {
     repetitions: usize,
     #[command(flatten)]
     server: ServerChoice,
-    /// Write bars and figures as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    report: ReportArgs,
 }
 
-#[derive(Debug, Serialize)]
-struct Figures {
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct IsolationFigures {
     cost: Vec<Cost>,
     recovery: Vec<Recovery>,
 }
@@ -69,12 +69,26 @@ pub(crate) async fn run(args: IsolationArgs) -> Result<()> {
             && (1..=100).contains(&args.repetitions),
         "--duration from 100ms to 10m and --repetitions from 1 to 100"
     );
+    let started = Started::now();
     let bench = Bench::new(&args)?;
     let cost = cost::measure(&bench, &args).await.context("cost")?;
-    cost::print(&cost)?;
     let (recovery, bars) = recovery::measure(&bench, &args).await.context("recovery")?;
-    recovery::print(&recovery)?;
-    Verdict::new(bars, Figures { cost, recovery }).publish(args.json.as_deref())
+    let record = started.record(IsolationFigures { cost, recovery });
+    record.with_bars(bars).publish(&args.report)
+}
+
+impl Findings for IsolationFigures {
+    fn about(&self) -> String {
+        "Models in processes of their own beside the same models in the server, driven in turns; \
+         then these processes are killed. Ratios are those within a round."
+            .to_owned()
+    }
+
+    fn tables(&self) -> Vec<Titled> {
+        let mut tables = cost::tables(&self.cost);
+        tables.push(recovery::table(&self.recovery));
+        tables
+    }
 }
 
 /// The models, and a folder that goes away with them.

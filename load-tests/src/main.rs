@@ -19,6 +19,7 @@ mod overload;
 mod pages;
 mod plain;
 mod process;
+mod record;
 mod repository;
 mod results;
 mod run;
@@ -51,7 +52,7 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Write a model repository for the scenarios
     Repository(repository::RepositoryArgs),
-    /// Servers that users know, side by side on the same models with the same load (30 min)
+    /// Servers that users know, side by side on the same models with the same load (45 min)
     Compare(compare::CompareArgs),
     /// Write docs/results.md from the JSON of measurements
     Results(results::ResultsArgs),
@@ -73,7 +74,7 @@ enum Command {
     Wake(wake::WakeArgs),
     /// A thousand requests at once on a sleeping model: one load, everyone answered (3 min)
     Storm(storm::StormArgs),
-    /// Memory of further instances, versions and parked models, beside independent sessions (5 min)
+    /// Memory of further instances, versions and parked models, beside independent sessions (12 min)
     Density(density::DensityArgs),
     /// Resident memory over 60 loads and unloads of a 400 MB model (4 min)
     GiveBack(give_back::GiveBackArgs),

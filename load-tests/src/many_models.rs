@@ -5,13 +5,17 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use clap::Args;
 use dormouse_client::Client;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::process::ServerProcess;
-use crate::table;
+use crate::record::{Findings, ReportArgs, Started};
+use crate::samples::Samples;
+use crate::table::Titled;
 
 const MODEL: &[u8] = include_bytes!("../../server/tests/models/identity_fp32.onnx");
 
+/// Starts servers over an empty repository and over one with very many models, in turns.
 #[derive(Args, Debug)]
 pub(crate) struct ManyModelsArgs {
     /// Models in the repository
@@ -20,6 +24,22 @@ pub(crate) struct ManyModelsArgs {
     /// Starts to measure
     #[arg(long, default_value_t = 5)]
     repetitions: usize,
+    #[command(flatten)]
+    report: ReportArgs,
+}
+
+/// Times in milliseconds, memory in MiB.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ManyModelsFigures {
+    models: usize,
+    ready_empty: Samples,
+    ready: Samples,
+    resident_empty: Samples,
+    resident: Samples,
+    index: Samples,
+    first: Samples,
+    threads: Samples,
 }
 
 pub(crate) async fn run(args: ManyModelsArgs) -> anyhow::Result<()> {
@@ -27,6 +47,7 @@ pub(crate) async fn run(args: ManyModelsArgs) -> anyhow::Result<()> {
         args.models <= 100_000 && args.repetitions <= 100,
         "at most 100000 models and 100 repetitions"
     );
+    let started = Started::now();
     let directory = tempfile::tempdir()?;
     let empty = directory.path().join("empty");
     std::fs::create_dir(&empty)?;
@@ -40,38 +61,53 @@ pub(crate) async fn run(args: ManyModelsArgs) -> anyhow::Result<()> {
             "backend: \"onnxruntime\"\nmax_batch_size: 8\n",
         )?;
     }
-    let mut columns: [Vec<f64>; 7] = Default::default();
+    let mut figures = ManyModelsFigures {
+        models: args.models,
+        ..ManyModelsFigures::default()
+    };
     for _ in 0..args.repetitions {
         let bare = measure(&empty, 0).await?;
         let laden = measure(&full, args.models).await?;
-        for (column, value) in columns.iter_mut().zip([
-            bare.ready,
-            laden.ready,
-            bare.resident,
-            laden.resident,
-            laden.index,
-            laden.first,
-            laden.threads,
-        ]) {
-            column.push(value);
-        }
+        figures.ready_empty.push(bare.ready);
+        figures.ready.push(laden.ready);
+        figures.resident_empty.push(bare.resident);
+        figures.resident.push(laden.resident);
+        figures.index.push(laden.index);
+        figures.first.push(laden.first);
+        figures.threads.push(laden.threads);
     }
-    let names = [
-        "start to ready, empty repository, ms".to_owned(),
-        format!("start to ready, {} models, ms", args.models),
-        "resident, empty repository, MiB".to_owned(),
-        format!("resident, {} models, MiB", args.models),
-        "RepositoryIndex, ms".to_owned(),
-        "first answer of a sleeping model, ms".to_owned(),
-        "threads while nobody calls".to_owned(),
-    ];
-    let rows: Vec<Vec<String>> = names
-        .into_iter()
-        .zip(&columns)
-        .map(|(name, column)| vec![name, table::spread(column)])
-        .collect();
-    table::print(&["measure", "median (min–max)"], &rows)?;
-    Ok(())
+    started.record(figures).publish(&args.report)
+}
+
+impl Findings for ManyModelsFigures {
+    fn about(&self) -> String {
+        format!(
+            "A server over {} models that nobody calls, beside one over an empty repository.",
+            self.models
+        )
+    }
+
+    fn tables(&self) -> Vec<Titled> {
+        let row = |measure: &str, empty: &Samples, full: &Samples| {
+            vec![measure.to_owned(), empty.cell(), full.cell()]
+        };
+        let none = Samples::default();
+        vec![Titled::new(
+            "",
+            &[
+                "measure",
+                "empty repository",
+                &format!("{} models", self.models),
+            ],
+            vec![
+                row("start to ready, ms", &self.ready_empty, &self.ready),
+                row("resident memory, MiB", &self.resident_empty, &self.resident),
+                row("RepositoryIndex, ms", &none, &self.index),
+                row("first answer of a sleeping model, ms", &none, &self.first),
+                row("threads while nobody calls", &none, &self.threads),
+            ],
+        )]
+    }
 }
 
 struct Start {

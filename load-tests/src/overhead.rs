@@ -10,12 +10,15 @@ use bytes::Bytes;
 use clap::Args;
 use dormouse_proto::inference as pb;
 use pb::grpc_inference_service_client::GrpcInferenceServiceClient;
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::process::ServerProcess;
-use crate::table;
+use crate::record::{Findings, ReportArgs, Started};
+use crate::samples::Samples;
+use crate::table::Titled;
 
 /// The identity of an FP32 matrix.
 const IDENTITY: &[u8] = include_bytes!("../../server/tests/models/identity_fp32.onnx");
@@ -23,6 +26,7 @@ const IDENTITY: &[u8] = include_bytes!("../../server/tests/models/identity_fp32.
 /// Requests in flight per connection; more connections are opened beyond it.
 const PER_CONNECTION: usize = 16;
 
+/// Drives Dormouse with a model that does nothing, and in turns a bare echo of the same messages.
 #[derive(Args, Debug)]
 pub(crate) struct OverheadArgs {
     /// Requests in flight
@@ -37,6 +41,35 @@ pub(crate) struct OverheadArgs {
     /// FP32 values per request
     #[arg(long, default_value_t = 16)]
     elements: usize,
+    #[command(flatten)]
+    report: ReportArgs,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct OverheadFigures {
+    /// FP32 values per request.
+    elements: usize,
+    rows: Vec<OverheadRow>,
+}
+
+/// Both servers at one concurrency.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct OverheadRow {
+    concurrency: usize,
+    echo: Cost,
+    dormouse: Cost,
+    /// Of the measurements of one round.
+    cpu_ratio: Samples,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Cost {
+    requests_per_second: Samples,
+    /// Microseconds per request.
+    cpu_micros: Samples,
 }
 
 struct Sample {
@@ -57,63 +90,70 @@ pub(crate) async fn run(args: OverheadArgs) -> anyhow::Result<()> {
                 .all(|count| (1..=1024).contains(count)),
         "concurrency from 1 to 1024"
     );
+    let started = Started::now();
     let repository = tempfile::tempdir()?;
     lay_out(repository.path())?;
     let echo = ServerProcess::start(&std::env::current_exe()?, &["echo"])?;
     let dormouse = ServerProcess::dormouse(repository.path())?;
     let mut rows = Vec::new();
     for &concurrency in &args.concurrency {
-        let mut echoes = Vec::new();
-        let mut dormice = Vec::new();
+        let mut row = OverheadRow {
+            concurrency,
+            ..OverheadRow::default()
+        };
         // The first round warms both up and is not counted.
         for repetition in 0..=args.repetitions {
-            for (server, samples) in [(&echo, &mut echoes), (&dormouse, &mut dormice)] {
+            for (server, cost) in [(&echo, &mut row.echo), (&dormouse, &mut row.dormouse)] {
                 let sample = measure(server, concurrency, &args).await?;
                 if repetition > 0 {
-                    samples.push(sample);
+                    cost.requests_per_second.push(sample.requests_per_second);
+                    cost.cpu_micros.push(sample.cpu_micros);
                 }
             }
         }
-        let rate = |samples: &[Sample]| {
-            table::spread(
-                &samples
-                    .iter()
-                    .map(|sample| sample.requests_per_second)
-                    .collect::<Vec<_>>(),
-            )
-        };
-        let cpu = |samples: &[Sample]| {
-            samples
-                .iter()
-                .map(|sample| sample.cpu_micros)
-                .collect::<Vec<_>>()
-        };
-        let ratios: Vec<f64> = cpu(&dormice)
-            .iter()
-            .zip(cpu(&echoes))
-            .map(|(own, bare)| own / bare)
-            .collect();
-        rows.push(vec![
-            concurrency.to_string(),
-            rate(&echoes),
-            rate(&dormice),
-            table::spread(&cpu(&echoes)),
-            table::spread(&cpu(&dormice)),
-            table::spread(&ratios),
-        ]);
+        row.cpu_ratio = row.dormouse.cpu_micros.ratios(&row.echo.cpu_micros);
+        rows.push(row);
     }
-    table::print(
-        &[
-            "in flight",
-            "echo requests/s",
-            "dormouse requests/s",
-            "echo CPU µs",
-            "dormouse CPU µs",
-            "CPU ratio",
-        ],
-        &rows,
-    )?;
-    Ok(())
+    let figures = OverheadFigures {
+        elements: args.elements,
+        rows,
+    };
+    started.record(figures).publish(&args.report)
+}
+
+impl Findings for OverheadFigures {
+    fn about(&self) -> String {
+        format!(
+            "A request of {} FP32 values through Dormouse to a model that returns them, beside a \
+             bare gRPC service that echoes the same messages. Ratios are those within a round.",
+            self.elements
+        )
+    }
+
+    fn tables(&self) -> Vec<Titled> {
+        let rows = self.rows.iter().map(|row| {
+            vec![
+                row.concurrency.to_string(),
+                row.echo.requests_per_second.cell(),
+                row.dormouse.requests_per_second.cell(),
+                row.echo.cpu_micros.cell(),
+                row.dormouse.cpu_micros.cell(),
+                row.cpu_ratio.cell(),
+            ]
+        });
+        vec![Titled::new(
+            "",
+            &[
+                "in flight",
+                "echo, requests/s",
+                "Dormouse, requests/s",
+                "echo, CPU µs/request",
+                "Dormouse, CPU µs/request",
+                "CPU, Dormouse/echo",
+            ],
+            rows.collect(),
+        )]
+    }
 }
 
 fn lay_out(repository: &Path) -> anyhow::Result<()> {

@@ -27,6 +27,23 @@ pub(crate) fn library() -> Result<PathBuf> {
     Ok(runtime_library::install_in(&cache, &*progress)?.library)
 }
 
+/// The version of [`library`] as its file says; none where there is none yet or it does not tell.
+pub(crate) fn version() -> Option<String> {
+    let found = runtime_library::locate(None).ok().or_else(|| {
+        let cache = models::target_dir().ok()?.join("dormouse-cache");
+        let mut files = crate::pages::files_below(&cache).ok()?.into_iter();
+        files.find(|file| version_of(file).is_some())
+    })?;
+    version_of(&found.canonicalize().ok()?)
+}
+
+/// `1.31.1` of `libonnxruntime.so.1.31.1`.
+fn version_of(library: &Path) -> Option<String> {
+    let name = library.file_name()?.to_str()?;
+    let version = name.strip_prefix("libonnxruntime.so.")?;
+    version.contains('.').then(|| version.to_owned())
+}
+
 /// ONNX Runtime in this process.
 #[derive(Clone, Copy)]
 pub(crate) struct PlainRuntime {

@@ -6,23 +6,22 @@ mod page;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use tokio::time::Instant;
+use serde_json::Value;
 
-use self::document::{Document, Record};
-use crate::drive::outcome::{Machine, Tool};
+use self::document::Document;
 
-/// The longest output of a recorded command.
-const MOST_BYTES: usize = 64 << 20;
+/// The longest file of a recorded command.
+const MOST_BYTES: u64 = 64 << 20;
 
 /// Writes docs/results.md from load-tests/results/*.json.
 ///
-/// The files are what `compare --json` and `run --json` write, and what `results --record` makes of
-/// the other commands' output. Every figure stands with its command, versions, machine and date.
+/// The files are what any measurement writes with `--json FILE`; `results --record` runs one and
+/// keeps its file. Every figure stands with its command, versions, machine and date.
 #[derive(Args, Debug)]
 pub(crate) struct ResultsArgs {
     /// Folder with the JSON files
@@ -34,25 +33,28 @@ pub(crate) struct ResultsArgs {
     /// Only see whether the page is what the files give
     #[arg(long, conflicts_with = "record")]
     check: bool,
-    /// Run a command of this program that prints JSON and keep its output under this name first
+    /// Run a measurement of this program and keep what it found under this name first, also when
+    /// it missed a bar
     #[arg(long, value_name = "NAME", requires = "command")]
     record: Option<String>,
-    /// The command to record, such as: -- wake --models bert-base --json
+    /// The measurement to record, such as: -- wake --models bert-base
     #[arg(last = true, value_name = "COMMAND", requires = "record")]
     command: Vec<OsString>,
 }
 
 pub(crate) async fn run(args: ResultsArgs) -> Result<()> {
+    let mut status = None;
     if let Some(name) = &args.record {
         ensure!(
             !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'),
             "'{name}': letters, digits and '-'"
         );
         let command = args.command.clone();
-        let record = tokio::task::spawn_blocking(move || record(&command)).await??;
+        let (document, ended) = tokio::task::spawn_blocking(move || record(&command)).await??;
         fs::create_dir_all(&args.folder)?;
-        let text = serde_json::to_string_pretty(&record)? + "\n";
+        let text = serde_json::to_string_pretty(&document)? + "\n";
         fs::write(args.folder.join(format!("{name}.json")), text)?;
+        status = Some(ended);
     }
     let page = generate(&args.folder)?;
     if args.check {
@@ -61,44 +63,41 @@ pub(crate) async fn run(args: ResultsArgs) -> Result<()> {
     if let Some(folder) = args.page.parent() {
         fs::create_dir_all(folder)?;
     }
-    fs::write(&args.page, page).with_context(|| format!("cannot write {}", args.page.display()))
+    fs::write(&args.page, page).with_context(|| format!("cannot write {}", args.page.display()))?;
+    if let Some(status) = status.filter(|status| !status.success()) {
+        bail!("recorded, but the command ended with {status}");
+    }
+    Ok(())
 }
 
-/// Runs this program and keeps what it printed.
-fn record(command: &[OsString]) -> Result<Record> {
-    let program = std::env::current_exe()?;
-    let started = Instant::now();
-    let started_unix = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(0, |time| time.as_secs());
-    let output = Command::new(program)
+/// Runs this program; what it wrote, and how it ended.
+fn record(command: &[OsString]) -> Result<(Value, ExitStatus)> {
+    // Where it writes to is decided here.
+    let command = match command {
+        [words @ .., last] if last == "--json" => words,
+        words => words,
+    };
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("record.json");
+    let status = Command::new(std::env::current_exe()?)
         .args(command)
+        .arg("--json")
+        .arg(&file)
         .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()?;
-    ensure!(
-        output.status.success(),
-        "the command ended with {}",
-        output.status
-    );
-    ensure!(output.stdout.len() <= MOST_BYTES, "it printed too much");
-    let figures = serde_json::from_slice(&output.stdout)
-        .context("the command did not print JSON: is --json missing?")?;
-    let words = command
-        .iter()
-        .map(|word| word.to_string_lossy().into_owned());
-    let mut tool = Tool::this();
-    tool.command_line = std::iter::once("dormouse-load".to_owned())
+        .status()?;
+    // A measurement that missed a bar has measured all the same.
+    let Ok(metadata) = fs::metadata(&file) else {
+        bail!("the command ended with {status} and wrote nothing");
+    };
+    ensure!(metadata.len() <= MOST_BYTES, "it wrote too much");
+    let text = fs::read_to_string(&file)?;
+    Document::parse(&text).context("the command is not one whose results can be kept")?;
+    let mut document: Value = serde_json::from_str(&text)?;
+    let words = command.iter().map(|word| word.to_string_lossy().into());
+    document["tool"]["command_line"] = std::iter::once(Value::from("dormouse-load"))
         .chain(words)
         .collect();
-    Ok(Record {
-        schema: document::SCHEMA,
-        tool,
-        machine: Machine::here(),
-        started_unix,
-        seconds: started.elapsed().as_secs_f64(),
-        figures,
-    })
+    Ok((document, status))
 }
 
 /// The page that a folder's files give.

@@ -5,6 +5,8 @@ use std::time::Duration;
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize};
 
+use crate::table::number;
+
 /// Values of one measure, in the order they were taken.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Samples(pub(crate) Vec<f64>);
@@ -48,11 +50,12 @@ impl Samples {
         Self(ratios.filter(|ratio| ratio.is_finite()).collect())
     }
 
-    /// `12.3 (11.9–14.0)`, or a dash without values.
+    /// `12.3 (11.9–14.0)` with three digits or so; a single value alone, a dash without values.
     pub(crate) fn cell(&self) -> String {
         match (self.median(), self.min(), self.max()) {
+            (Some(median), _, _) if self.0.len() == 1 => number(median),
             (Some(median), Some(min), Some(max)) => {
-                format!("{median:.1} ({min:.1}–{max:.1})")
+                format!("{} ({}–{})", number(median), number(min), number(max))
             }
             _ => "–".to_owned(),
         }
@@ -82,12 +85,17 @@ impl<'de> Deserialize<'de> for Samples {
 
 /// A ratio for a table.
 pub(crate) fn times(ratio: Option<f64>) -> String {
-    ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))
+    ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{}×", number(ratio)))
 }
 
 /// Bytes as MiB for a table.
 pub(crate) fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
+}
+
+/// MiB as megabytes, in which limits are told.
+pub(crate) fn megabytes(mib: f64) -> f64 {
+    mib * f64::from(1 << 20) / 1e6
 }
 
 #[cfg(test)]
@@ -98,7 +106,8 @@ mod tests {
     fn samples_tell_their_middle_and_their_ends() {
         let samples = Samples(vec![3.0, 1.0, 2.0, 10.0]);
         assert_eq!(samples.median(), Some(2.5));
-        assert_eq!(samples.cell(), "2.5 (1.0–10.0)");
+        assert_eq!(samples.cell(), "2.50 (1.00–10.0)");
+        assert_eq!(Samples(vec![2.0]).cell(), "2.00");
         assert_eq!(Samples::default().cell(), "–");
         assert_eq!(
             serde_json::to_string(&Samples(vec![2.0])).unwrap(),

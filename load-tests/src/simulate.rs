@@ -7,21 +7,22 @@ mod world;
 #[cfg(test)]
 mod tests;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Args;
 use dormouse_core::keep_alive::{AdaptivePolicy, KeepAlivePolicy, ParkWindow};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::table;
+use crate::record::{Findings, ReportArgs, Started};
+use crate::table::{self, Titled};
 use trace::{Arrivals, Call, Trace};
 use world::{Machine, Outcome, World};
 
 const MB: u64 = 1_000_000;
 
+/// Replays a trace under each keep-alive policy; nothing is run and no time passes.
 #[derive(Args, Debug)]
 pub(crate) struct SimulateArgs {
     /// Trace of calls per minute (CSV, also gzipped); the Azure 2019 trace of 500 functions over
@@ -57,9 +58,8 @@ pub(crate) struct SimulateArgs {
     parked_mb: u64,
     #[command(flatten)]
     adaptive: AdaptiveArgs,
-    /// Prints JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    report: ReportArgs,
 }
 
 /// The bounds of the adaptive policy with parking, in seconds.
@@ -103,14 +103,14 @@ impl AdaptiveArgs {
 }
 
 /// A policy with its outcome for each seed.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Row {
-    policy: &'static str,
+    policy: String,
     outcomes: Vec<Outcome>,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Report {
     /// Always true: nothing here was measured on a machine.
     simulated: bool,
     functions: usize,
@@ -123,6 +123,7 @@ struct Report {
 }
 
 pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
+    let started = Started::now();
     ensure!((1..=1000).contains(&args.seeds), "between 1 and 1000 seeds");
     ensure!(
         args.model_mb >= args.parked_mb && args.model_mb <= 1_000_000,
@@ -147,13 +148,7 @@ pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         limit: args.budget_models.map(|models| models * args.model_mb * MB),
     };
     let report = simulate(&trace, args, machine);
-    if args.json {
-        let mut out = std::io::stdout().lock();
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-        return Ok(());
-    }
-    print(&report)
+    started.record(report).publish(&args.report)
 }
 
 fn simulate(trace: &Trace, args: &SimulateArgs, machine: Machine) -> Report {
@@ -161,7 +156,7 @@ fn simulate(trace: &Trace, args: &SimulateArgs, machine: Machine) -> Report {
     let mut rows: Vec<Row> = policies
         .iter()
         .map(|&(policy, _)| Row {
-            policy,
+            policy: policy.to_owned(),
             outcomes: Vec::new(),
         })
         .collect();
@@ -234,44 +229,42 @@ fn policies(adaptive: AdaptivePolicy) -> Vec<(&'static str, KeepAlivePolicy)> {
     ]
 }
 
-fn print(report: &Report) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(
-        out,
-        "simulated: {} functions, {} minutes, {} calls; a model holds {} MB warm and {} MB parked{}",
-        report.functions,
-        report.minutes,
-        report.calls,
-        report.model_mb,
-        report.parked_mb,
-        match report.budget_models {
-            Some(models) => format!("; memory for {models} warm models"),
-            None => String::new(),
-        }
-    )?;
-    let seeds = report.rows.first().map_or(0, |row| row.outcomes.len());
-    writeln!(
-        out,
-        "median (min–max) of {seeds} draws of the calls within their minutes\n"
-    )?;
-    drop(out);
-    let mut header = vec![
-        "policy",
-        "cold starts",
-        "cold, % of calls",
-        "parked wakes",
-        "warm idle, model·h",
-        "parked, model·h",
-        "idle memory, GB·h",
-        "pre-warms",
-        "wasted",
-    ];
-    if report.budget_models.is_some() {
-        header.extend(["evicted: parked", "closed", "waits for memory", "peak, GB"]);
+impl Findings for Report {
+    fn about(&self) -> String {
+        let seeds = self.rows.first().map_or(0, |row| row.outcomes.len());
+        format!(
+            "Simulated: {} functions, {} minutes, {} calls; a model holds {} MB warm and {} MB \
+             parked{}. Median (smallest–largest) of {seeds} draws of the calls within their minutes.",
+            self.functions,
+            self.minutes,
+            self.calls,
+            self.model_mb,
+            self.parked_mb,
+            match self.budget_models {
+                Some(models) => format!("; memory for {models} warm models"),
+                None => String::new(),
+            }
+        )
     }
-    let rows: Vec<Vec<String>> = report.rows.iter().map(|row| cells(report, row)).collect();
-    table::print(&header, &rows)?;
-    Ok(())
+
+    fn tables(&self) -> Vec<Titled> {
+        let mut header = vec![
+            "policy",
+            "cold starts",
+            "cold, % of calls",
+            "parked wakes",
+            "warm idle, model·h",
+            "parked, model·h",
+            "idle memory, GB·h",
+            "pre-warms",
+            "wasted",
+        ];
+        if self.budget_models.is_some() {
+            header.extend(["evicted: parked", "closed", "waits for memory", "peak, GB"]);
+        }
+        let rows = self.rows.iter().map(|row| cells(self, row));
+        vec![Titled::new("", &header, rows.collect())]
+    }
 }
 
 fn cells(report: &Report, row: &Row) -> Vec<String> {
@@ -291,7 +284,7 @@ fn cells(report: &Report, row: &Row) -> Vec<String> {
         held / 1000.0
     };
     let mut cells = vec![
-        row.policy.to_owned(),
+        row.policy.clone(),
         column(0, &|it| it.cold_starts as f64),
         column(3, &|it| {
             100.0 * it.cold_starts as f64 / it.calls.max(1) as f64

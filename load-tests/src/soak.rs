@@ -3,7 +3,6 @@
 
 mod slope;
 
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,17 +10,19 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use self::slope::slope;
-use crate::bars::{Bar, Verdict};
+use crate::bars::Bar;
 use crate::drive;
 use crate::drive::outcome::{Figures, Outcome};
 use crate::drive::progress::Progress;
-use crate::drive::report;
 use crate::drive::scenario::{Arrivals, Cancel, Dimension, Mode, ModelLoad, Scenario, Tolerance};
+use crate::record::{Findings, ReportArgs, Started};
 use crate::run::stop_on_interrupt;
+use crate::samples::mib;
+use crate::table::{Titled, number};
 use crate::victim::{ServerChoice, Victim};
 
 /// Asked by clients that are killed, and by nobody else.
@@ -33,6 +34,7 @@ const MIB: f64 = (1 << 20) as f64;
 const LIVES: [u64; 4] = [300, 700, 1100, 2300];
 /// Shorter runs say nothing about memory.
 const SHORTEST: Duration = Duration::from_secs(120);
+const MOST_WINDOWS: u32 = 180;
 /// Memory that comes and goes with a mixed load anyway.
 const USUAL_GROWTH: f64 = (8 << 20) as f64;
 /// How long the server may take to notice that its last clients are gone.
@@ -55,14 +57,13 @@ pub(crate) struct SoakArgs {
     seed: u64,
     #[command(flatten)]
     server: ServerChoice,
-    /// Write bars and figures as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    report: ReportArgs,
 }
 
 /// What the bars were read from.
-#[derive(Debug, Serialize)]
-struct SoakFigures {
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SoakFigures {
     killed_clients: u64,
     counters: Vec<Account>,
     /// Bytes per hour, over the later four fifths of the run.
@@ -73,7 +74,7 @@ struct SoakFigures {
 }
 
 /// One model's requests, as clients and as the server count them.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Account {
     model: String,
     sent: u64,
@@ -130,6 +131,7 @@ pub(crate) async fn run(args: SoakArgs) -> Result<()> {
         (2.0..=100_000.0).contains(&args.rate),
         "--rate from 2 to 100000"
     );
+    let started = Started::now();
     // Models that are asked seldom fall asleep and wake all the time.
     let flags = ["--keep-alive=3s", "--park-after=1s"];
     let victim = Victim::start(&args.server, &flags, None).await?;
@@ -155,8 +157,6 @@ pub(crate) async fn run(args: SoakArgs) -> Result<()> {
     if let Ok(ended) = killer {
         ended.context("clients could not be killed")?;
     }
-    report::print(&grpc)?;
-    report::print(&http)?;
     let mut bars = vec![settle(&victim).await?];
     let ended_early = grpc.ended_early || http.ended_early;
     let mut counters = Vec::new();
@@ -189,7 +189,70 @@ pub(crate) async fn run(args: SoakArgs) -> Result<()> {
         grpc,
         http,
     };
-    Verdict::new(bars, figures).publish(args.json.as_deref())
+    started
+        .record(figures)
+        .with_bars(bars)
+        .publish(&args.report)
+}
+
+impl Findings for SoakFigures {
+    fn about(&self) -> String {
+        let seconds = self.grpc.steps.iter().map(|step| step.seconds);
+        format!(
+            "{} minutes of a mixed load over gRPC and HTTP, with deadlines, clients that give up and \
+             {} that were killed.",
+            number(seconds.sum::<f64>() / 60.0),
+            self.killed_clients
+        )
+    }
+
+    fn tables(&self) -> Vec<Titled> {
+        let mut rows = Vec::new();
+        for (name, outcome) in [("gRPC", &self.grpc), ("HTTP", &self.http)] {
+            for step in &outcome.steps {
+                let all = &step.all;
+                let most = step
+                    .process
+                    .map(|process| mib(process.largest_resident_bytes));
+                rows.push(vec![
+                    name.to_owned(),
+                    all.sent.to_string(),
+                    number(all.throughput),
+                    number(all.latency.p50),
+                    number(all.latency.p99),
+                    number(all.latency.max),
+                    all.failed().to_string(),
+                    all.cancelled.to_string(),
+                    all.wrong.to_string(),
+                    all.cold.to_string(),
+                    crate::table::maybe(most),
+                ]);
+            }
+        }
+        let header = [
+            "over",
+            "sent",
+            "answers/s",
+            "p50 ms",
+            "p99 ms",
+            "max ms",
+            "failed",
+            "given up",
+            "wrong",
+            "cold",
+            "largest RSS, MiB",
+        ];
+        vec![Titled::new("", &header, rows)]
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let slope = self.resident_slope_per_hour / MIB;
+        vec![format!(
+            "Slope of the resident memory over the last four fifths: {} MiB per hour. Requests that \
+             failed had a deadline unless a bar says otherwise.",
+            number(slope)
+        )]
+    }
 }
 
 /// What is asked: models often and seldom, small and large, with deadlines and with clients that
@@ -208,6 +271,8 @@ fn scenario(args: &SoakArgs, victim: &Victim) -> Result<Scenario> {
     scenario.name = "soak".to_owned();
     scenario.mode = Mode::Open;
     scenario.duration = args.duration;
+    // Enough for memory's slope, and few enough to be kept.
+    scenario.window = scenario.window.max(args.duration / MOST_WINDOWS);
     // The server counts from the first request on, and so must its clients.
     scenario.warmup = Duration::ZERO;
     scenario.seed = args.seed;

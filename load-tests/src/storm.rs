@@ -1,22 +1,25 @@
 //! Very many requests at once for a model that sleeps.
 
-use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::bars::Bar;
 use crate::models::{self, BenchModel};
 use crate::outside::{Outside, prepare_store, store_note};
+use crate::record::{Findings, ReportArgs, Started};
 use crate::samples::{Samples, times};
-use crate::table;
+use crate::table::Titled;
 
 /// Requests per connection; HTTP/2 servers allow about a hundred at a time.
 const PER_CONNECTION: usize = 50;
+/// How much later than that of a single request the first answer of a storm may come.
+const MOST_OF_SINGLE: f64 = 1.1;
 
 /// A thousand concurrent requests on a sleeping model.
 ///
@@ -33,14 +36,14 @@ pub(crate) struct StormArgs {
     /// Storms, each after a single wake
     #[arg(long, default_value_t = 5)]
     repetitions: usize,
-    /// Print JSON with every value instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    report: ReportArgs,
 }
 
 /// Times in milliseconds.
-#[derive(Debug, Default, Serialize)]
-struct StormFigures {
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct StormFigures {
     model: String,
     requests: usize,
     single: Samples,
@@ -60,6 +63,7 @@ pub(crate) async fn run(args: StormArgs) -> Result<()> {
         (1..=10_000).contains(&args.requests) && (1..=100).contains(&args.repetitions),
         "1 to 10000 requests and 1 to 100 repetitions"
     );
+    let started = Started::now();
     let scratch = models::scratch()?;
     let (repository, store) = (
         scratch.path().join("repository"),
@@ -84,19 +88,7 @@ pub(crate) async fn run(args: StormArgs) -> Result<()> {
         single(&server, &model, &mut figures).await?;
         storm(&server, &model, &mut figures).await?;
     }
-    report(&figures, args.json)?;
-    ensure!(
-        figures.errors.is_empty(),
-        "{} requests got no answer, the first one: {}",
-        figures.errors.len(),
-        figures.errors[0]
-    );
-    ensure!(
-        figures.loads.iter().all(|&loads| loads == 1.0),
-        "loads per storm: {:?}",
-        figures.loads
-    );
-    Ok(())
+    started.record(figures).publish(&args.report)
 }
 
 async fn single(server: &Outside, model: &BenchModel, figures: &mut StormFigures) -> Result<()> {
@@ -154,43 +146,54 @@ async fn storm(server: &Outside, model: &BenchModel, figures: &mut StormFigures)
     server.asleep(&model.name).await
 }
 
-fn report(figures: &StormFigures, json: bool) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    if json {
-        serde_json::to_writer_pretty(&mut out, figures)?;
-        writeln!(out)?;
-        return Ok(());
+impl Findings for StormFigures {
+    fn about(&self) -> String {
+        format!(
+            "{} requests at once on {}, which sleeps, {} times; before each of them a single request \
+             wakes it; {}. The ratio is that of the medians.",
+            self.requests,
+            self.model,
+            self.first.0.len(),
+            self.store
+        )
     }
-    writeln!(
-        out,
-        "{} requests at once on a sleeping {}; ms, median (min–max); {}",
-        figures.requests, figures.model, figures.store
-    )?;
-    drop(out);
-    table::print(
-        &[
-            "single wake",
-            "first answer",
-            "first/single",
-            "its load, wait, run",
-            "last answer",
-            "loads per storm",
-            "errors",
-        ],
-        &[vec![
-            figures.single.cell(),
-            figures.first.cell(),
-            times(figures.first.over(&figures.single)),
-            [
-                figures.first_load.cell(),
-                figures.first_waited.cell(),
-                figures.first_run.cell(),
-            ]
-            .join(", "),
-            figures.last.cell(),
-            Samples(figures.loads.clone()).cell(),
-            figures.errors.len().to_string(),
-        ]],
-    )?;
-    Ok(())
+
+    fn tables(&self) -> Vec<Titled> {
+        let loads = Samples(self.loads.clone());
+        let row = |measure: &str, value: String| vec![measure.to_owned(), value];
+        let seconds = self.last.0.iter().map(|millis| millis / 1e3);
+        vec![Titled::new(
+            "",
+            &["measure", "value"],
+            vec![
+                row("answer of a single request, ms", self.single.cell()),
+                row("first answer of a storm, ms", self.first.cell()),
+                row("first/single", times(self.first.over(&self.single))),
+                row("of the first answer: loading, ms", self.first_load.cell()),
+                row("of the first answer: waiting, ms", self.first_waited.cell()),
+                row("of the first answer: running, ms", self.first_run.cell()),
+                row(
+                    "last answer of a storm, s",
+                    Samples(seconds.collect()).cell(),
+                ),
+                row("loads per storm", loads.cell()),
+                row("errors", self.errors.len().to_string()),
+            ],
+        )]
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        let one_each = self.loads.iter().all(|&loads| loads == 1.0);
+        let first = self.first.over(&self.single);
+        vec![
+            Bar::new(
+                "loads per storm",
+                "1 each",
+                Samples(self.loads.clone()).cell(),
+                one_each && !self.loads.is_empty(),
+            ),
+            Bar::no_errors("requests without an answer", &self.errors),
+            Bar::most("first answer/single wake", MOST_OF_SINGLE, first, "×").of_speed(),
+        ]
+    }
 }

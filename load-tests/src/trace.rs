@@ -1,21 +1,22 @@
 //! An hour of a production trace against a live server with far less memory than models.
 
-use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::bars::Bar;
 use crate::models::{self, BenchModel};
 use crate::outside::{Outside, prepare_store, store_note};
+use crate::record::{Findings, ReportArgs, Started};
 use crate::samples::mib;
 use crate::simulate::trace::{Arrivals, Trace};
-use crate::table;
+use crate::table::{Titled, number};
 use crate::undisturbed::{histogram, micros};
 
 /// Connections that the calls are spread over.
@@ -52,19 +53,25 @@ pub(crate) struct TraceArgs {
     /// Seed of the calls' moments within their minutes
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    report: ReportArgs,
 }
 
 /// Latencies in milliseconds.
-#[derive(Debug, Default, Serialize)]
-struct TraceFigures {
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct TraceFigures {
     store: String,
     keep_alive: String,
     budget_mib: f64,
     models: usize,
     models_called: usize,
+    /// Of the trace that are replayed, and how many times faster than they happened.
+    minutes: usize,
+    speed: f64,
+    /// Calls in these minutes of the trace, before frequent functions were thinned.
+    calls_in_trace: u64,
+    /// Calls that were sent.
     calls: u64,
     errors: Vec<String>,
     cold_requests: f64,
@@ -88,7 +95,8 @@ pub(crate) async fn run(args: TraceArgs) -> Result<()> {
             && (1..=480).contains(&args.minutes),
         "a speed of at least 1, 1 to 1000 models, 1 to 480 minutes"
     );
-    let calls = calls(&args, Trace::bundled()?)?;
+    let started = Started::now();
+    let (calls_in_trace, calls) = calls(&args, Trace::bundled()?)?;
     let scratch = models::scratch()?;
     let (repository, store) = (
         scratch.path().join("repository"),
@@ -113,18 +121,13 @@ pub(crate) async fn run(args: TraceArgs) -> Result<()> {
         keep_alive,
         budget_mib: mib(budget),
         models: args.models,
+        minutes: args.minutes,
+        speed: args.speed,
+        calls_in_trace,
         ..TraceFigures::default()
     };
     replay(&server, &models, &calls, &mut figures).await?;
-    report(&figures, args.json)?;
-    ensure!(
-        figures.errors.is_empty(),
-        "{} of {} calls failed, the first one: {}",
-        figures.errors.len(),
-        figures.calls,
-        figures.errors[0]
-    );
-    Ok(())
+    started.record(figures).publish(&args.report)
 }
 
 /// A call of the replay.
@@ -134,29 +137,29 @@ struct PlannedCall {
     model: usize,
 }
 
-/// The calls of the chosen minutes, thinned and compressed.
-fn calls(args: &TraceArgs, mut trace: Trace) -> Result<Vec<PlannedCall>> {
+/// How many calls the chosen minutes have, and those that are left, thinned and compressed.
+fn calls(args: &TraceArgs, mut trace: Trace) -> Result<(u64, Vec<PlannedCall>)> {
     let end = args
         .start
         .checked_add(args.minutes)
         .filter(|&end| end <= trace.minutes)
         .with_context(|| format!("the trace has {} minutes", trace.minutes))?;
+    let mut all = 0;
     for counts in &mut trace.functions {
         counts.truncate(end);
         counts.drain(..args.start);
         for count in counts {
+            all += u64::from(*count);
             *count = (*count).min(args.at_most);
         }
     }
     trace.minutes = args.minutes;
-    let calls = trace.calls(Arrivals::Spread, args.seed);
-    Ok(calls
-        .into_iter()
-        .map(|call| PlannedCall {
-            at: Duration::from_nanos(call.at.as_nanos()).div_f64(args.speed),
-            model: call.function as usize % args.models,
-        })
-        .collect())
+    let calls = trace.calls(Arrivals::Spread, args.seed).into_iter();
+    let planned = calls.map(|call| PlannedCall {
+        at: Duration::from_nanos(call.at.as_nanos()).div_f64(args.speed),
+        model: call.function as usize % args.models,
+    });
+    Ok((all, planned.collect()))
 }
 
 /// A duration of the trace's time in the replay's; names of policies stay.
@@ -277,54 +280,63 @@ async fn replay(
     Ok(())
 }
 
-fn report(figures: &TraceFigures, json: bool) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    if json {
-        serde_json::to_writer_pretty(&mut out, figures)?;
-        writeln!(out)?;
-        return Ok(());
+impl Findings for TraceFigures {
+    fn about(&self) -> String {
+        let of_trace = match self.calls_in_trace {
+            0 => String::new(),
+            all => format!(
+                " ({} of the trace's {all} in these {} minutes, frequent functions thinned; {} times \
+                 as fast)",
+                self.calls, self.minutes, self.speed
+            ),
+        };
+        format!(
+            "{} calls{of_trace} of {} models, {} of them called, with {:.1} MiB for models and a \
+             keep-alive of {}; {}.",
+            self.calls,
+            self.models,
+            self.models_called,
+            self.budget_mib,
+            self.keep_alive,
+            self.store
+        )
     }
-    writeln!(
-        out,
-        "{} calls of {} models, budget {:.1} MiB, keep-alive {}; {}",
-        figures.calls, figures.models_called, figures.budget_mib, figures.keep_alive, figures.store
-    )?;
-    drop(out);
-    let share = |count: f64| format!("{:.2}", 100.0 * count / figures.calls.max(1) as f64);
-    let ms = |value: f64| format!("{value:.1}");
-    table::print(
-        &[
-            "loads",
-            "loads %",
-            "cold requests %",
-            "evictions",
-            "errors",
-            "p50 ms",
-            "p99",
-            "p99.9",
-            "max",
-            "cold p50",
-            "cold p99",
-            "sent late p99",
-            "largest RSS MiB",
-        ],
-        &[vec![
-            format!("{:.0}", figures.loads),
-            share(figures.loads),
-            share(figures.cold_requests),
-            format!("{:.0}", figures.evictions),
-            figures.errors.len().to_string(),
-            ms(figures.p50),
-            ms(figures.p99),
-            ms(figures.p999),
-            ms(figures.max),
-            ms(figures.cold_p50),
-            ms(figures.cold_p99),
-            ms(figures.late_p99),
-            ms(figures.largest_resident_mib),
-        ]],
-    )?;
-    Ok(())
+
+    fn tables(&self) -> Vec<Titled> {
+        let share = |count: f64| {
+            let percent = 100.0 * count / self.calls.max(1) as f64;
+            format!("{count:.0} ({percent:.2} % of the calls)")
+        };
+        let row = |measure: &str, value: String| vec![measure.to_owned(), value];
+        vec![Titled::new(
+            "",
+            &["measure", "value"],
+            vec![
+                row("loads", share(self.loads)),
+                row(
+                    "calls that found their model cold",
+                    share(self.cold_requests),
+                ),
+                row("evictions", format!("{:.0}", self.evictions)),
+                row("errors", self.errors.len().to_string()),
+                row("p50, ms", number(self.p50)),
+                row("p99, ms", number(self.p99)),
+                row("p99.9, ms", number(self.p999)),
+                row("slowest, ms", number(self.max)),
+                row("p50 of cold calls, ms", number(self.cold_p50)),
+                row("p99 of cold calls, ms", number(self.cold_p99)),
+                row("sent late, p99, ms", number(self.late_p99)),
+                row(
+                    "largest resident memory, MiB",
+                    number(self.largest_resident_mib),
+                ),
+            ],
+        )]
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        vec![Bar::no_errors("calls without an answer", &self.errors)]
+    }
 }
 
 #[cfg(test)]
@@ -341,7 +353,7 @@ mod tests {
             room: 1,
             keep_alive: "10m".to_owned(),
             seed: 1,
-            json: false,
+            report: ReportArgs::default(),
         }
     }
 
@@ -351,7 +363,8 @@ mod tests {
             minutes: 3,
             functions: vec![vec![9, 1, 5], vec![9, 0, 0], vec![9, 0, 1]],
         };
-        let calls = calls(&args(), trace()).unwrap();
+        let (all, calls) = calls(&args(), trace()).unwrap();
+        assert_eq!(all, 7);
         // Functions 0 and 2 call model 0; the first minute is left out.
         assert_eq!(calls.len(), 4);
         assert!(calls.iter().all(|call| call.model == 0));

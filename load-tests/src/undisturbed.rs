@@ -1,20 +1,24 @@
 //! What one model's users notice while another model wakes and sleeps.
 
-use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
+use crate::bars::Bar;
 use crate::models::{self, BenchModel, parameter};
 use crate::outside::{Outside, prepare_store, store_note};
+use crate::record::{Findings, ReportArgs, Started};
 use crate::samples::{Samples, times};
-use crate::table;
+use crate::table::Titled;
+
+/// How many times its p99 alone a model's p99 may be while another one wakes and sleeps.
+const MOST_OF_ALONE: f64 = 1.5;
 
 /// Latency of a small model under steady load, alone and while a 1.3 GB model wakes and sleeps.
 ///
@@ -34,13 +38,13 @@ pub(crate) struct UndisturbedArgs {
     /// Measurements of each kind, in turns
     #[arg(long, default_value_t = 5)]
     repetitions: usize,
-    /// Print JSON with every value instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    report: ReportArgs,
 }
 
 /// One situation: percentiles in milliseconds, each value that of one repetition.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 struct Latency {
     p50: Samples,
     p99: Samples,
@@ -55,8 +59,9 @@ struct Latency {
     wake: Samples,
 }
 
-#[derive(Debug, Serialize)]
-struct UndisturbedFigures {
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct UndisturbedFigures {
     large: String,
     rate: f64,
     store: String,
@@ -71,6 +76,7 @@ pub(crate) async fn run(args: UndisturbedArgs) -> Result<()> {
             && (1..=100).contains(&args.repetitions),
         "0.1 to 10000 requests per second, 1 to 600 seconds, 1 to 100 repetitions"
     );
+    let started = Started::now();
     let scratch = models::scratch()?;
     let (repository, store) = (
         scratch.path().join("repository"),
@@ -120,16 +126,7 @@ pub(crate) async fn run(args: UndisturbedArgs) -> Result<()> {
         figures.disturbed.wakes += u32::try_from(wakes.0.len())?;
         figures.disturbed.wake.0.extend(wakes.0);
     }
-    report(&figures, args.json)?;
-    for latency in [&figures.alone, &figures.disturbed] {
-        ensure!(
-            latency.errors.is_empty(),
-            "{} requests failed, the first one: {}",
-            latency.errors.len(),
-            latency.errors[0]
-        );
-    }
-    Ok(())
+    started.record(figures).publish(&args.report)
 }
 
 /// Calls the large model whenever it sleeps; the times to its answers.
@@ -211,60 +208,51 @@ pub(crate) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1)
 }
 
-fn report(figures: &UndisturbedFigures, json: bool) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    if json {
-        serde_json::to_writer_pretty(&mut out, figures)?;
-        writeln!(out)?;
-        return Ok(());
+impl Findings for UndisturbedFigures {
+    fn about(&self) -> String {
+        format!(
+            "A small model is asked {} times per second, alone and while {} wakes and sleeps, in \
+             turns; latency from the moment a request was due; {}. Ratios are those of the medians \
+             over the repetitions.",
+            self.rate, self.large, self.store
+        )
     }
-    writeln!(
-        out,
-        "A small model at {} requests/s, alone and while {} wakes and sleeps; ms, median over \
-         repetitions (min–max); {}",
-        figures.rate, figures.large, figures.store
-    )?;
-    drop(out);
-    let row = |name: &str, latency: &Latency| {
+
+    fn tables(&self) -> Vec<Titled> {
+        let (alone, disturbed) = (&self.alone, &self.disturbed);
+        let pair = |name: &str, one: &Samples, other: &Samples| {
+            let ratio = times(other.over(one));
+            vec![name.to_owned(), one.cell(), other.cell(), ratio]
+        };
+        let plain = |name: &str, of: &dyn Fn(&Latency) -> String| {
+            let ratio = "–".to_owned();
+            vec![name.to_owned(), of(alone), of(disturbed), ratio]
+        };
+        vec![Titled::new(
+            "",
+            &["measure", "alone", "disturbed", "disturbed/alone"],
+            vec![
+                pair("p50, ms", &alone.p50, &disturbed.p50),
+                pair("p99, ms", &alone.p99, &disturbed.p99),
+                pair("p99.9, ms", &alone.p999, &disturbed.p999),
+                pair("sent late, p99, ms", &alone.late_p99, &disturbed.late_p99),
+                plain("requests", &|of| of.requests.to_string()),
+                plain("errors", &|of| of.errors.len().to_string()),
+                plain("wakes of the large model", &|of| of.wakes.to_string()),
+                plain("such a wake, ms", &|of| of.wake.cell()),
+            ],
+        )]
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        let (alone, disturbed) = (&self.alone, &self.disturbed);
+        let ratio = disturbed.p99.over(&alone.p99);
         vec![
-            name.to_owned(),
-            latency.requests.to_string(),
-            latency.p50.cell(),
-            latency.p99.cell(),
-            latency.p999.cell(),
-            latency.late_p99.cell(),
-            latency.errors.len().to_string(),
-            latency.wakes.to_string(),
-            latency.wake.cell(),
+            Bar::most("p99 disturbed/alone", MOST_OF_ALONE, ratio, "×").of_speed(),
+            Bar::no_errors("errors alone", &alone.errors),
+            Bar::no_errors("errors while disturbed", &disturbed.errors),
         ]
-    };
-    let (alone, disturbed) = (&figures.alone, &figures.disturbed);
-    let ratio = vec![
-        "ratio".to_owned(),
-        String::new(),
-        times(disturbed.p50.over(&alone.p50)),
-        times(disturbed.p99.over(&alone.p99)),
-        times(disturbed.p999.over(&alone.p999)),
-        String::new(),
-        String::new(),
-        String::new(),
-        String::new(),
-    ];
-    table::print(
-        &[
-            "situation",
-            "requests",
-            "p50",
-            "p99",
-            "p99.9",
-            "sent late p99",
-            "errors",
-            "wakes",
-            "wake",
-        ],
-        &[row("alone", alone), row("disturbed", disturbed), ratio],
-    )?;
-    Ok(())
+    }
 }
 
 #[cfg(test)]

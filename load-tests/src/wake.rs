@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::models::{self, BenchModel};
+use crate::record::{ReportArgs, Started};
 use crate::samples::Samples;
 use measure::Bench;
 
@@ -41,21 +42,24 @@ pub(crate) struct WakeArgs {
     /// A model of a few kilobytes that is built in, and two short repetitions
     #[arg(long)]
     quick: bool,
-    /// Print JSON with every value instead of tables
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    report: ReportArgs,
 }
 
-/// Switches off one mechanism each, and the name of the column that shows it.
+/// Switches off one mechanism each, and what is said of it. Without sharing there is no store
+/// either.
 const ABLATIONS: [(&str, &str); 3] = [
-    ("no overlap", "--overlap=false"),
-    ("no prepared store", "--prepared-store=false"),
-    ("no sharing", "--sharing=false"),
+    ("overlap", "--overlap=false"),
+    ("prepared store", "--prepared-store=false"),
+    ("sharing and with it the store", "--sharing=false"),
 ];
+/// Shows in the answer after the time to park, and not in a wake from zero.
+const STAGED_EXIT: &str = "staged exit";
 
 /// Everything measured of one model; times in milliseconds.
-#[derive(Debug, Default, Serialize)]
-struct WakeFigures {
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct WakeFigures {
     model: String,
     file_bytes: u64,
     /// Whether the store held the model when it was woken.
@@ -89,19 +93,16 @@ struct WakeFigures {
     throughput: Samples,
     /// Whether the server had packed the weights by then.
     packed: bool,
-    without: BTreeMap<&'static str, Samples>,
+    without: BTreeMap<String, Samples>,
     /// Largest difference from the plain session's outputs.
     largest_difference: f64,
     notes: Vec<String>,
 }
 
 pub(crate) async fn run(args: WakeArgs) -> Result<()> {
+    let started = Started::now();
     let figures = measure(&args).await?;
-    if args.json {
-        report::json(&figures)
-    } else {
-        report::tables(&figures)
-    }
+    started.record(figures).publish(&args.report)
 }
 
 async fn measure(args: &WakeArgs) -> Result<Vec<WakeFigures>> {
@@ -136,6 +137,7 @@ async fn measure(args: &WakeArgs) -> Result<Vec<WakeFigures>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Findings;
 
     #[tokio::test(flavor = "multi_thread")]
     async fn quick_measurement_of_a_tiny_model_fills_every_column() {
@@ -146,7 +148,7 @@ mod tests {
             no_cold: true,
             ablation: true,
             quick: true,
-            json: false,
+            report: ReportArgs::default(),
         };
         let figures = measure(&args).await.unwrap();
         let [tiny] = &figures[..] else {
@@ -155,9 +157,12 @@ mod tests {
         for samples in [&tiny.plain, &tiny.floor, &tiny.wake, &tiny.first_ever] {
             assert_eq!(samples.0.len(), 1, "{tiny:?}");
         }
-        assert_eq!(tiny.without.len(), ABLATIONS.len());
+        assert_eq!(tiny.without.len(), ABLATIONS.len() + 1);
         assert!(tiny.largest_difference < 1e-4, "{tiny:?}");
-        report::tables(&figures).unwrap();
-        report::json(&figures).unwrap();
+        let text = serde_json::to_string(&figures).unwrap();
+        let read: Vec<WakeFigures> = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.tables(), figures.tables());
+        assert_eq!(read.tables().len(), 7);
+        assert!(!read.bars().iter().any(|bar| bar.fails(false)));
     }
 }

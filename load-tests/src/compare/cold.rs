@@ -29,7 +29,8 @@ pub(crate) struct Starts<'a> {
 }
 
 impl Starts<'_> {
-    /// Starts every server with every model as often as the plan says, in turns.
+    /// Starts every server with every model, and with copies of one, as often as the plan says, in
+    /// turns.
     pub(crate) async fn measure(self, plan: &ColdPlan, found: &mut Comparison) -> Result<()> {
         let contestants: Vec<&Contestant> = self
             .contestants
@@ -69,21 +70,26 @@ impl Starts<'_> {
             let prepared = self
                 .entrants(&contestants, (Part::Memory, model, copies), found)
                 .await?;
-            for (contestant, prepared) in &prepared {
-                let name = &contestant.plan.name;
-                let can = copies > 0 || contestant.recipe().is_some_and(|one| one.starts_empty);
-                if found.is_absent(name, Part::Memory) || !can {
-                    continue;
-                }
-                eprintln!("memory: {name} with {copies} copies");
-                match self.hold(contestant, prepared, (model, copies)).await {
-                    Ok(memory) => {
-                        let cell = found.memory_cell(name, model, copies);
-                        cell.processes = memory.processes;
-                        cell.resident_mib.push(mib(memory.resident));
-                        cell.proportional_mib.push(mib(memory.proportional));
+            for repetition in 1..=plan.repetitions {
+                for (contestant, prepared) in &prepared {
+                    let name = &contestant.plan.name;
+                    let can = copies > 0 || contestant.recipe().is_some_and(|one| one.starts_empty);
+                    if found.is_absent(name, Part::Memory) || !can {
+                        continue;
                     }
-                    Err(error) => found.drop_out(name, Part::Memory, &error),
+                    eprintln!(
+                        "memory {repetition} of {}: {name} with {copies} copies",
+                        plan.repetitions
+                    );
+                    match self.hold(contestant, prepared, (model, copies)).await {
+                        Ok(memory) => {
+                            let cell = found.memory_cell(name, model, copies);
+                            cell.processes = memory.processes;
+                            cell.resident_mib.push(mib(memory.resident));
+                            cell.proportional_mib.push(mib(memory.proportional));
+                        }
+                        Err(error) => found.drop_out(name, Part::Memory, &error),
+                    }
                 }
             }
         }

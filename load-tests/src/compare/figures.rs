@@ -66,6 +66,9 @@ pub(crate) struct LoadCell {
     pub(crate) concurrency: usize,
     /// Answers per second.
     pub(crate) throughput: Samples,
+    /// Answers whose latencies the percentiles are of.
+    #[serde(default)]
+    pub(crate) answers: Samples,
     /// Milliseconds.
     pub(crate) p50: Samples,
     pub(crate) p99: Samples,

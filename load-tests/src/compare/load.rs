@@ -211,6 +211,7 @@ fn take(cell: &mut LoadCell, step: &Step) -> Result<()> {
     cell.throughput.push(all.throughput);
     // Without any, every answer took longer than the measured time and its warm-up.
     if all.latency.count > 0 {
+        cell.answers.push(all.latency.count as f64);
         cell.p50.push(all.latency.p50);
         cell.p99.push(all.latency.p99);
     }

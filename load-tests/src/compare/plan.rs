@@ -101,7 +101,7 @@ pub(crate) struct Workload {
 pub(crate) struct ColdPlan {
     /// Models whose first answer is timed, from the start of the process and from a load.
     pub(crate) models: Vec<String>,
-    /// Starts of each server with each model.
+    /// Starts of each server with each model, and with each number of copies.
     pub(crate) repetitions: usize,
     /// Loads in each of them.
     pub(crate) loads: usize,

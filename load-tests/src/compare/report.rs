@@ -8,22 +8,15 @@ use anyhow::Result;
 use super::figures::{Comparison, LoadCell, MemoryCell};
 use super::plan::{Batching, Table};
 use crate::samples::Samples;
-use crate::table;
+use crate::table::{Titled, maybe};
 
-/// A table with its title.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Titled {
-    pub(crate) title: String,
-    pub(crate) header: Vec<String>,
-    pub(crate) rows: Vec<Vec<String>>,
-}
+/// Answers of which a p99 is more than the slowest.
+const ENOUGH: f64 = 100.0;
 
 /// Prints all tables.
 pub(crate) fn print(found: &Comparison) -> Result<()> {
     for titled in tables(found) {
-        writeln!(std::io::stdout(), "\n{}", titled.title)?;
-        let header: Vec<&str> = titled.header.iter().map(String::as_str).collect();
-        table::print(&header, &titled.rows)?;
+        titled.print()?;
     }
     let mut out = std::io::stdout().lock();
     for absent in &found.absent {
@@ -43,6 +36,7 @@ pub(crate) fn tables(found: &Comparison) -> Vec<Titled> {
         tables.extend(ratios(found, batching, &THROUGHPUT));
         tables.extend(ratios(found, batching, &CPU));
     }
+    tables.extend(behind(found));
     for &batching in &found.plan.batching {
         for workload in &found.plan.workloads {
             tables.extend(loads(found, batching, &workload.name));
@@ -106,7 +100,7 @@ fn ratios(found: &Comparison, batching: Batching, measure: &Measure) -> Option<T
                     let baseline = found.baseline_of(cell)?;
                     Some((measure.ratio)(baseline, cell))
                 });
-                row.push(spread(&ratio.unwrap_or_default()));
+                row.push(ratio.unwrap_or_default().cell());
             }
             rows.push(row);
         }
@@ -124,6 +118,93 @@ fn ratios(found: &Comparison, batching: Batching, measure: &Measure) -> Option<T
     })
 }
 
+/// A measure of one server under one load, and whether more of it is better.
+struct Measured {
+    name: &'static str,
+    more_is_better: bool,
+    of: fn(&LoadCell) -> &Samples,
+}
+
+const MEASURED: [Measured; 4] = [
+    Measured {
+        name: "requests/s",
+        more_is_better: true,
+        of: |cell| &cell.throughput,
+    },
+    Measured {
+        name: "p50",
+        more_is_better: false,
+        of: |cell| &cell.p50,
+    },
+    Measured {
+        name: "p99",
+        more_is_better: false,
+        of: |cell| &cell.p99,
+    },
+    Measured {
+        name: "CPU/request",
+        more_is_better: false,
+        of: |cell| &cell.cpu_micros,
+    },
+];
+
+/// Every cell in which the baseline does worse than another server.
+fn behind(found: &Comparison) -> Option<Titled> {
+    let compared = found
+        .load
+        .iter()
+        .any(|cell| found.baseline_of(cell).is_some());
+    let mut rows = Vec::new();
+    for cell in &found.load {
+        let Some(baseline) = found.baseline_of(cell) else {
+            continue;
+        };
+        for measured in &MEASURED {
+            let ratios = (measured.of)(baseline).ratios((measured.of)(cell));
+            let is_behind = ratios
+                .median()
+                .is_some_and(|ratio| match measured.more_is_better {
+                    true => ratio < 1.0,
+                    false => ratio > 1.0,
+                });
+            if is_behind {
+                rows.push(vec![
+                    cell.workload.clone(),
+                    word(cell.batching).to_owned(),
+                    cell.concurrency.to_string(),
+                    cell.server.clone(),
+                    measured.name.to_owned(),
+                    ratios.cell(),
+                ]);
+            }
+        }
+    }
+    if rows.is_empty() {
+        rows.push(
+            ["nowhere", "–", "–", "–", "–", "–"]
+                .map(str::to_owned)
+                .to_vec(),
+        );
+    }
+    let header = [
+        "workload",
+        "batching",
+        "at once",
+        "server",
+        "measure",
+        "baseline/server",
+    ];
+    compared.then(|| Titled::new("Where the baseline is behind", &header, rows))
+}
+
+/// Percentiles of few answers say how few.
+fn p99(cell: &LoadCell) -> String {
+    match cell.answers.min() {
+        Some(count) if count < ENOUGH => format!("{} n={count:.0}", cell.p99.cell()),
+        _ => cell.p99.cell(),
+    }
+}
+
 fn loads(found: &Comparison, batching: Batching, workload: &str) -> Option<Titled> {
     let mut rows = Vec::new();
     for &concurrency in &found.plan.concurrency {
@@ -135,14 +216,24 @@ fn loads(found: &Comparison, batching: Batching, workload: &str) -> Option<Title
                     && cell.concurrency == concurrency
             });
             let Some(cell) = cell else { continue };
+            let baseline = found.baseline_of(cell);
+            let ratio = |measured: &Measured| {
+                let ratios = baseline.map(|of| (measured.of)(of).ratios((measured.of)(cell)));
+                maybe(ratios.and_then(|ratios| ratios.median()))
+            };
+            let [throughput, p50, p99_ratio, cpu] = MEASURED.each_ref().map(ratio);
             rows.push(vec![
                 concurrency.to_string(),
                 cell.server.clone(),
-                spread(&cell.throughput),
-                spread(&cell.p50),
-                spread(&cell.p99),
-                spread(&cell.cpu_micros),
-                spread(&cell.resident_mib),
+                cell.throughput.cell(),
+                throughput,
+                cell.p50.cell(),
+                p50,
+                p99(cell),
+                p99_ratio,
+                cell.cpu_micros.cell(),
+                cpu,
+                cell.resident_mib.cell(),
                 match cell.failed {
                     0 => "–".to_owned(),
                     failed => format!("{failed} ({})", cell.failure),
@@ -151,14 +242,23 @@ fn loads(found: &Comparison, batching: Batching, workload: &str) -> Option<Title
         }
     }
     (!rows.is_empty()).then(|| Titled {
-        title: format!("{workload}, batching {}", word(batching)),
+        title: format!(
+            "{workload}, batching {}; ÷ is the baseline's value divided by this server's, the \
+             median of the rounds; n is the smallest number of answers in a round where it is below \
+             {ENOUGH}",
+            word(batching)
+        ),
         header: [
             "at once",
             "server",
             "requests/s",
+            "÷",
             "p50 ms",
+            "÷",
             "p99 ms",
+            "÷",
             "CPU µs/request",
+            "÷",
             "RSS MiB",
             "failed",
         ]
@@ -176,8 +276,8 @@ fn starts(found: &Comparison) -> Option<Titled> {
             vec![
                 cell.model.clone(),
                 cell.server.clone(),
-                spread(&cell.from_start),
-                spread(&cell.from_load),
+                cell.from_start.cell(),
+                cell.from_load.cell(),
             ]
         })
         .collect();
@@ -224,8 +324,8 @@ fn memory(found: &Comparison) -> Option<Titled> {
                 |cell| {
                     format!(
                         "{} / {}",
-                        spread(&cell.resident_mib),
-                        spread(&cell.proportional_mib)
+                        cell.resident_mib.cell(),
+                        cell.proportional_mib.cell()
                     )
                 },
             ));
@@ -251,40 +351,5 @@ fn word(batching: Batching) -> &'static str {
     match batching {
         Batching::Off => "off",
         Batching::On => "on",
-    }
-}
-
-/// `12.3 (11.9–14.0)` with three digits or so; a single value alone, a dash without values.
-pub(crate) fn spread(samples: &Samples) -> String {
-    match (samples.median(), samples.min(), samples.max()) {
-        (Some(median), Some(_), Some(_)) if samples.0.len() == 1 => number(median),
-        (Some(median), Some(min), Some(max)) => {
-            format!("{} ({}–{})", number(median), number(min), number(max))
-        }
-        _ => "–".to_owned(),
-    }
-}
-
-/// A number with three digits or so.
-pub(crate) fn number(value: f64) -> String {
-    match value.abs() {
-        size if size >= 100.0 => format!("{value:.0}"),
-        size if size >= 10.0 => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_have_three_digits_or_so() {
-        assert_eq!(number(1234.4), "1234");
-        assert_eq!(number(12.34), "12.3");
-        assert_eq!(number(0.126), "0.13");
-        assert_eq!(spread(&Samples(vec![2.0, 1.0, 30.0])), "2.00 (1.00–30.0)");
-        assert_eq!(spread(&Samples(vec![2.0])), "2.00");
-        assert_eq!(spread(&Samples::default()), "–");
     }
 }

@@ -58,8 +58,30 @@ impl Tool {
             command_line: std::env::args_os()
                 .map(|arg| arg.to_string_lossy().into_owned())
                 .collect(),
+            commit: commit(),
+            onnxruntime: crate::plain::version(),
         }
     }
+}
+
+/// The commit of the repository that this program was built in, where git tells.
+fn commit() -> Option<String> {
+    let output = std::process::Command::new("git")
+        .args([
+            "-C",
+            env!("CARGO_MANIFEST_DIR"),
+            "describe",
+            "--always",
+            "--abbrev=12",
+            "--dirty",
+            "--exclude=*",
+        ])
+        .stderr(std::process::Stdio::null())
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
+    let words = String::from_utf8(output.stdout).ok()?;
+    Some(words.trim().to_owned()).filter(|words| !words.is_empty())
 }
 
 impl ProcessSample {

@@ -39,6 +39,12 @@ pub(crate) struct Tool {
     /// Whether it was built with optimisations.
     pub(crate) optimised: bool,
     pub(crate) command_line: Vec<String>,
+    /// Of the repository that it was built in, with a mark when files differ from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) commit: Option<String>,
+    /// Version of the ONNX Runtime that Dormouse and plain sessions use here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) onnxruntime: Option<String>,
 }
 
 /// Where it was measured.

@@ -1,27 +1,26 @@
 //! Latency and throughput of a model in the server and in a process of its own, in turns.
 
-use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dormouse_client::InferResponse;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::{Bench, IsolationArgs, Running, agree, connect};
 use crate::models::{self, BenchModel};
 use crate::samples::Samples;
-use crate::table;
+use crate::table::Titled;
 use crate::undisturbed::{histogram, micros};
 
 /// Requests in flight per connection.
 const PER_CONNECTION: usize = 16;
 
 /// One model at one concurrency; ratios are of the two measurements of one round.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Cost {
     model: String,
     concurrency: usize,
@@ -33,7 +32,7 @@ pub(super) struct Cost {
 }
 
 /// Milliseconds, and answers per second.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Speed {
     p50: Samples,
     p99: Samples,
@@ -146,45 +145,33 @@ impl Drive<'_> {
     }
 }
 
-pub(super) fn print(costs: &[Cost]) -> Result<()> {
-    writeln!(
-        std::io::stdout(),
-        "A process of its own beside the server's; ms and answers/s, median over rounds (min–max)"
-    )?;
-    let rows: Vec<Vec<String>> = costs
-        .iter()
-        .map(|cost| {
-            let spread = |samples: &Samples| table::spread(&samples.0);
-            vec![
-                cost.model.clone(),
-                cost.concurrency.to_string(),
-                spread(&cost.inside.p50),
-                spread(&cost.isolated.p50),
-                spread(&cost.p50_ratio),
-                spread(&cost.inside.p99),
-                spread(&cost.isolated.p99),
-                spread(&cost.p99_ratio),
-                spread(&cost.inside.throughput),
-                spread(&cost.isolated.throughput),
-                spread(&cost.throughput_ratio),
-            ]
-        })
-        .collect();
-    table::print(
-        &[
+/// One table per measure.
+pub(super) fn tables(costs: &[Cost]) -> Vec<Titled> {
+    let table = |title: &str, measure: fn(&Cost) -> [&Samples; 3]| {
+        let rows = costs.iter().map(|cost| {
+            let mut row = vec![cost.model.clone(), cost.concurrency.to_string()];
+            row.extend(measure(cost).map(Samples::cell));
+            row
+        });
+        let header = [
             "model",
             "in flight",
-            "p50 inside",
+            "inside",
             "isolated",
-            "ratio",
-            "p99 inside",
-            "isolated",
-            "ratio",
-            "answers/s inside",
-            "isolated",
-            "ratio",
-        ],
-        &rows,
-    )?;
-    Ok(())
+            "isolated/inside",
+        ];
+        Titled::new(title, &header, rows.collect())
+    };
+    vec![
+        table("p50 of a model inside the server and isolated; ms", |of| {
+            [&of.inside.p50, &of.isolated.p50, &of.p50_ratio]
+        }),
+        table("p99; ms", |of| {
+            [&of.inside.p99, &of.isolated.p99, &of.p99_ratio]
+        }),
+        table("Throughput; answers/s", |of| {
+            let (inside, isolated) = (&of.inside.throughput, &of.isolated.throughput);
+            [inside, isolated, &of.throughput_ratio]
+        }),
+    ]
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dormouse_client::{Client, InferResponse};
 use rustix::process::{Pid, Signal, kill_process};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::bars::Bar;
 use crate::models::{self, BenchModel, parameter};
 use crate::process::metric;
 use crate::samples::Samples;
-use crate::table;
+use crate::table::Titled;
 use crate::undisturbed::{histogram, micros};
 
 /// What a recovery may take beyond the load itself.
@@ -33,10 +33,10 @@ const PACE: Duration = Duration::from_millis(5);
 const NEIGHBOURS: [(&str, &str); 2] = [("beside", "process"), ("within", "none")];
 
 /// What one model showed, killed idle and killed busy.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Recovery {
     model: String,
-    situation: &'static str,
+    situation: String,
     /// Milliseconds from the kill to the next right answer, and how long the load took of it.
     recovery: Samples,
     load: Samples,
@@ -81,7 +81,7 @@ pub(super) async fn measure(
             };
             let mut recovery = Recovery {
                 model: model.name.clone(),
-                situation,
+                situation: situation.to_owned(),
                 recovery: Samples::default(),
                 load: Samples::default(),
                 failed: 0,
@@ -302,22 +302,20 @@ async fn orphans(server: Running) -> Result<Bar> {
     Ok(Bar::equal(name, 0, left()))
 }
 
-pub(super) fn print(shown: &[Recovery]) -> Result<()> {
-    let rows: Vec<Vec<String>> = shown
-        .iter()
-        .map(|recovery| {
-            let kills = recovery.recovery.0.len();
-            vec![
-                recovery.model.clone(),
-                recovery.situation.to_owned(),
-                kills.to_string(),
-                recovery.recovery.cell(),
-                recovery.load.cell(),
-                recovery.failed.to_string(),
-            ]
-        })
-        .collect();
-    table::print(
+pub(super) fn table(shown: &[Recovery]) -> Titled {
+    let rows = shown.iter().map(|recovery| {
+        let kills = recovery.recovery.0.len();
+        vec![
+            recovery.model.clone(),
+            recovery.situation.clone(),
+            kills.to_string(),
+            recovery.recovery.cell(),
+            recovery.load.cell(),
+            recovery.failed.to_string(),
+        ]
+    });
+    Titled::new(
+        "After kill -9 of a model's process",
         &[
             "model",
             "killed",
@@ -326,7 +324,6 @@ pub(super) fn print(shown: &[Recovery]) -> Result<()> {
             "its load, ms",
             "requests that failed",
         ],
-        &rows,
-    )?;
-    Ok(())
+        rows.collect(),
+    )
 }

@@ -1,33 +1,33 @@
 //! Files that measurements wrote.
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::{Deserialize, Serialize};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::bars::Bar;
 use crate::compare::figures::{self, Comparison};
+use crate::density::DensityFigures;
 use crate::drive::outcome::{self, Machine, Outcome, Tool};
-
-/// The version of [`Record`].
-pub(crate) const SCHEMA: u32 = 1;
-
-/// The output of a command that tells nothing of where it was run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Record {
-    pub(crate) schema: u32,
-    pub(crate) tool: Tool,
-    pub(crate) machine: Machine,
-    pub(crate) started_unix: u64,
-    pub(crate) seconds: f64,
-    pub(crate) figures: Value,
-}
+use crate::give_back::GiveBackFigures;
+use crate::hostile;
+use crate::isolation::IsolationFigures;
+use crate::many_models::ManyModelsFigures;
+use crate::overhead::OverheadFigures;
+use crate::overload::OverloadFigures;
+use crate::record::{self, Findings, Record};
+use crate::simulate;
+use crate::soak::SoakFigures;
+use crate::storm::StormFigures;
+use crate::trace::TraceFigures;
+use crate::undisturbed::UndisturbedFigures;
+use crate::wake::WakeFigures;
 
 /// A file's content.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) enum Document {
     Comparison(Box<Comparison>),
     Run(Box<Outcome>),
-    Record(Box<Record>),
+    Record(Box<Record<Box<dyn Findings>>>),
 }
 
 impl Document {
@@ -35,7 +35,7 @@ impl Document {
         let value: Value = serde_json::from_str(text)?;
         let has = |key: &str| value.get(key).is_some();
         let schema = value.get("schema").and_then(Value::as_u64);
-        let schema = schema.context("it has no schema: write it with `results --record`")?;
+        let schema = schema.context("it has no schema: no measurement wrote it with --json")?;
         let (known, document) = if has("plan") {
             let comparison = serde_json::from_value(value)?;
             (figures::SCHEMA, Self::Comparison(Box::new(comparison)))
@@ -43,8 +43,8 @@ impl Document {
             let run = serde_json::from_value(value)?;
             (outcome::SCHEMA, Self::Run(Box::new(run)))
         } else if has("figures") {
-            let record = serde_json::from_value(value)?;
-            (SCHEMA, Self::Record(Box::new(record)))
+            let record: Record<Value> = serde_json::from_value(value)?;
+            (record::SCHEMA, Self::Record(Box::new(typed(record)?)))
         } else {
             bail!("it is neither a comparison, a run nor a record");
         };
@@ -79,9 +79,60 @@ impl Document {
         }
     }
 
+    pub(crate) fn bars(&self) -> &[Bar] {
+        match self {
+            Self::Record(one) => &one.bars,
+            Self::Comparison(_) | Self::Run(_) => &[],
+        }
+    }
+
     /// Whether its figures come from virtual time.
     pub(crate) fn is_simulated(&self) -> bool {
-        let words = &self.tool().command_line;
-        words.get(1).is_some_and(|word| word == "simulate")
+        command(self.tool()) == "simulate"
     }
+}
+
+/// The word after the program's name.
+fn command(tool: &Tool) -> &str {
+    tool.command_line.get(1).map_or("", String::as_str)
+}
+
+/// Reads figures as what their command writes.
+fn typed(record: Record<Value>) -> Result<Record<Box<dyn Findings>>> {
+    let figures = record.figures;
+    let command = command(&record.tool);
+    let figures = match command {
+        "density" => read::<DensityFigures>(figures),
+        "give-back" => read::<GiveBackFigures>(figures),
+        "hostile" => read::<Vec<hostile::Shown>>(figures),
+        "isolation" => read::<IsolationFigures>(figures),
+        "many-models" => read::<ManyModelsFigures>(figures),
+        "overhead" => read::<OverheadFigures>(figures),
+        "overload" => read::<OverloadFigures>(figures),
+        "simulate" => read::<simulate::Report>(figures),
+        "soak" => read::<SoakFigures>(figures),
+        "storm" => read::<StormFigures>(figures),
+        "trace" => read::<TraceFigures>(figures),
+        "undisturbed" => read::<UndisturbedFigures>(figures),
+        "wake" => read::<Vec<WakeFigures>>(figures),
+        unknown => bail!("'{unknown}' is no command that measures"),
+    }
+    .with_context(|| format!("these are not the figures of `{command}`"))?;
+    Ok(Record {
+        schema: record.schema,
+        machine: record.machine,
+        started_unix: record.started_unix,
+        seconds: record.seconds,
+        // Older files were not judged when they were written.
+        bars: match record.bars.is_empty() {
+            true => figures.bars(),
+            false => record.bars,
+        },
+        tool: record.tool,
+        figures,
+    })
+}
+
+fn read<T: Findings + DeserializeOwned + 'static>(figures: Value) -> Result<Box<dyn Findings>> {
+    Ok(Box::new(serde_json::from_value::<T>(figures)?))
 }

@@ -1,30 +1,28 @@
 //! The page: sections, tables, and where each figure comes from.
 
-use std::fmt::Write;
-
-use serde_json::{Map, Value};
-
 use super::day;
 use super::document::Document;
+use crate::bars::{self, Bar, BarKind};
 use crate::compare::figures::Comparison;
-use crate::compare::report::{self, Titled, number, spread};
+use crate::compare::report;
 use crate::drive::outcome::{Machine, Outcome, Tool};
-use crate::samples::{Samples, mib};
+use crate::samples::mib;
+use crate::table::{Titled, maybe, number};
 
 const HEAD: &str = "\
 # Results
 
 Written by `dormouse-load results` from the JSON files in `load-tests/results`; do not edit. Every
 section says what was run, where and when. Figures are medians with the smallest and the largest
-value in parentheses. [load-tests/README.md](../load-tests/README.md) says how to repeat them.
+value in parentheses; a single value was measured once. Client and server share the machine.
+[load-tests/README.md](../load-tests/README.md) says how to repeat them.
 ";
 const NONE: &str = "\nNothing is recorded yet.\n";
-/// Lines of a table of figures whose form is not known ahead of time.
-const MOST_ROWS: usize = 200;
 
 /// All documents by name, as one page.
 pub(crate) fn page(documents: &[(String, Document)]) -> String {
     let mut page = HEAD.to_owned();
+    page += &judged(documents);
     let (simulated, measured): (Vec<_>, Vec<_>) =
         documents.iter().partition(|(_, one)| one.is_simulated());
     for (title, words, documents) in [
@@ -50,19 +48,77 @@ pub(crate) fn page(documents: &[(String, Document)]) -> String {
     page
 }
 
+/// How many bars were met, and all that were not.
+fn judged(documents: &[(String, Document)]) -> String {
+    let (mut counts, mut missed) = (Vec::new(), Vec::new());
+    for (name, document) in documents {
+        let bars = document.bars();
+        if bars.is_empty() {
+            continue;
+        }
+        let count = |is: &dyn Fn(&Bar) -> bool| bars.iter().filter(|bar| is(bar)).count();
+        let promised = |bar: &Bar, met| bar.kind != BarKind::Aim && bar.met == met;
+        let aims = count(&|bar| bar.kind == BarKind::Aim);
+        let aims_met = count(&|bar| bar.kind == BarKind::Aim && bar.met == Some(true));
+        counts.push(vec![
+            format!("[{name}](#{name})"),
+            count(&|bar| promised(bar, Some(true))).to_string(),
+            count(&|bar| promised(bar, Some(false))).to_string(),
+            count(&|bar| promised(bar, None)).to_string(),
+            match aims {
+                0 => "–".to_owned(),
+                aims => format!("{aims_met} of {aims}"),
+            },
+        ]);
+        let of_document = bars.iter().filter(|bar| promised(bar, Some(false)));
+        missed.extend(of_document.map(|bar| {
+            vec![
+                name.clone(),
+                bar.name.clone(),
+                bar.wanted.clone(),
+                bar.found.clone(),
+            ]
+        }));
+    }
+    if counts.is_empty() {
+        return String::new();
+    }
+    let mut text =
+        "\n## Bars\n\nWhat is promised, and whether it was kept. An aim is not a promise.\n"
+            .to_owned();
+    let header = ["measurement", "met", "missed", "not judged", "aims met"];
+    text += &Titled::new("", &header, counts).markdown();
+    text += &match missed.is_empty() {
+        true => "\nNone was missed.\n".to_owned(),
+        false => {
+            let header = ["measurement", "bar", "wanted", "found"];
+            Titled::new("Missed", &header, missed).markdown()
+        }
+    };
+    text
+}
+
 fn section(name: &str, document: &Document) -> String {
     let mut text = format!("\n### {name}\n\n");
     text += &origin(document);
+    let mut notes = Vec::new();
     let tables = match document {
         Document::Comparison(one) => {
             text += &participants(one);
             report::tables(one)
         }
         Document::Run(one) => vec![steps(one)],
-        Document::Record(one) => anything("", &one.figures),
+        Document::Record(one) => {
+            text += &format!("\n{}\n", one.figures.about());
+            notes = one.figures.notes();
+            one.figures.tables()
+        }
     };
-    for table in &tables {
-        text += &markdown(table);
+    for table in tables.iter().chain(&bars::table(document.bars())) {
+        text += &table.markdown();
+    }
+    for note in notes {
+        text += &format!("\n{note}\n");
     }
     text
 }
@@ -73,6 +129,8 @@ fn origin(document: &Document) -> String {
         version,
         optimised,
         command_line,
+        commit,
+        onnxruntime,
         ..
     } = document.tool();
     let Machine {
@@ -83,13 +141,18 @@ fn origin(document: &Document) -> String {
     } = document.machine();
     let words = command_line.iter().skip(1);
     let command: Vec<&str> = words.map(String::as_str).collect();
-    let build = match optimised {
-        true => "",
-        false => ", **built without optimisations**",
-    };
+    let mut versions = format!("version {version}");
+    if let Some(commit) = commit {
+        versions += &format!(" at {commit}");
+    }
+    if !optimised {
+        versions += ", **built without optimisations**";
+    }
+    if let Some(onnxruntime) = onnxruntime {
+        versions += &format!(", ONNX Runtime {onnxruntime}");
+    }
     format!(
-        "`dormouse-load {}`, version {version}{build}, {} · {cpu}, {cores} cores, {:.0} GiB, Linux \
-         {kernel}\n",
+        "`dormouse-load {}`, {versions}, {} · {cpu}, {cores} cores, {:.0} GiB, Linux {kernel}\n",
         command.join(" "),
         day(document.started_unix()),
         mib(*memory_bytes) / 1024.0
@@ -140,8 +203,8 @@ fn steps(run: &Outcome) -> Titled {
             number(all.latency.p50),
             number(all.latency.p99),
             number(all.latency.max),
-            process.map_or_else(|| "–".to_owned(), |one| number(one.micros_per_request)),
-            process.map_or_else(|| "–".to_owned(), |one| number(mib(one.resident_bytes))),
+            maybe(process.map(|one| one.micros_per_request)),
+            maybe(process.map(|one| mib(one.resident_bytes))),
             all.failed().to_string(),
             all.cold.to_string(),
         ]
@@ -166,125 +229,6 @@ fn steps(run: &Outcome) -> Titled {
         .to_vec(),
         rows: rows.collect(),
     }
-}
-
-/// Tables of figures whose form is their command's own business.
-fn anything(title: &str, value: &Value) -> Vec<Titled> {
-    match value {
-        Value::Array(items) if items.iter().all(Value::is_object) && !items.is_empty() => {
-            vec![list(title, items)]
-        }
-        Value::Object(map) => {
-            let mut tables = Vec::new();
-            let mut single = Map::new();
-            for (key, value) in map {
-                match value {
-                    Value::Array(items) if items.iter().any(Value::is_object) => {
-                        tables.extend(anything(key, value));
-                    }
-                    value => {
-                        single.insert(key.clone(), value.clone());
-                    }
-                }
-            }
-            if !single.is_empty() {
-                let rows = flat(&single).into_iter();
-                let figures = Titled {
-                    title: title.to_owned(),
-                    header: vec!["measure".to_owned(), "value".to_owned()],
-                    rows: rows.map(|(key, value)| vec![key, value]).collect(),
-                };
-                tables.insert(0, figures);
-            }
-            tables
-        }
-        _ => Vec::new(),
-    }
-}
-
-fn list(title: &str, items: &[Value]) -> Titled {
-    let rows: Vec<Vec<(String, String)>> = items
-        .iter()
-        .take(MOST_ROWS)
-        .filter_map(Value::as_object)
-        .map(flat)
-        .collect();
-    let mut header: Vec<String> = Vec::new();
-    for (key, _) in rows.iter().flatten() {
-        if !header.contains(key) {
-            header.push(key.clone());
-        }
-    }
-    let rows = rows.iter().map(|row| {
-        let cell = |column: &String| {
-            let found = row.iter().find(|(key, _)| key == column);
-            found.map_or_else(|| "–".to_owned(), |(_, value)| value.clone())
-        };
-        header.iter().map(cell).collect()
-    });
-    Titled {
-        title: title.to_owned(),
-        rows: rows.collect(),
-        header: header.clone(),
-    }
-}
-
-/// Keys and values of a map and of the maps in it.
-fn flat(map: &Map<String, Value>) -> Vec<(String, String)> {
-    let mut flattened = Vec::new();
-    for (key, value) in map {
-        let words = match value {
-            Value::Object(inner) => match serde_json::from_value::<Samples>(value.clone()) {
-                Ok(samples) => spread(&samples),
-                Err(_) => {
-                    let inner = flat(inner).into_iter();
-                    flattened.extend(inner.map(|(k, v)| (format!("{key}: {k}"), v)));
-                    continue;
-                }
-            },
-            Value::Number(value) => match (value.as_u64(), value.as_f64()) {
-                (Some(whole), _) => whole.to_string(),
-                (None, Some(value)) => number(value),
-                (None, None) => continue,
-            },
-            Value::String(text) => text.clone(),
-            Value::Bool(true) => "yes".to_owned(),
-            Value::Bool(false) => "no".to_owned(),
-            Value::Null => "–".to_owned(),
-            Value::Array(items) => match items.iter().map(Value::as_str).collect() {
-                Some(words) => {
-                    let words: Vec<&str> = words;
-                    words.join("; ")
-                }
-                None => format!("{} values", items.len()),
-            },
-        };
-        flattened.push((key.replace('_', " "), words));
-    }
-    flattened
-}
-
-fn markdown(table: &Titled) -> String {
-    let mut text = String::new();
-    if !table.title.is_empty() {
-        text += &format!("\n{}\n", table.title);
-    }
-    let line = |cells: &[String]| {
-        let cells: Vec<String> = cells.iter().map(|cell| escaped(cell)).collect();
-        format!("| {} |\n", cells.join(" | "))
-    };
-    text.push('\n');
-    text += &line(&table.header);
-    // Writing to a string cannot fail.
-    let _ = writeln!(text, "|{}", "---|".repeat(table.header.len()));
-    for row in &table.rows {
-        text += &line(row);
-    }
-    text
-}
-
-fn escaped(cell: &str) -> String {
-    cell.replace('|', "\\|").replace('\n', " ")
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ fn args(budget_models: Option<u64>) -> SimulateArgs {
             fallback: None,
             prewarm_from: None,
         },
-        json: false,
+        report: ReportArgs::default(),
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Machine {
 }
 
 /// What came of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) calls: u64,
     /// Calls that started a load.

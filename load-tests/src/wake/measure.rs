@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use dormouse_client::InferResponse;
 use tokio::time::Instant;
 
-use super::{ABLATIONS, WakeArgs, WakeFigures};
+use super::{ABLATIONS, STAGED_EXIT, WakeArgs, WakeFigures};
 use crate::live::{Live, LiveOptions, quiet};
 use crate::models::{self, BenchModel};
 use crate::pages;
@@ -276,8 +276,13 @@ impl Bench {
         for (name, flag) in ABLATIONS {
             let options = self.options.with(&TO_ZERO).with(&[flag]);
             let (took, _) = self.wake_from_zero(&options).await?;
-            figures.without.entry(name).or_default().push_millis(took);
+            let without = figures.without.entry(name.to_owned()).or_default();
+            without.push_millis(took);
         }
+        // Memory is given back at the same moment as by parking.
+        let (took, _) = self.wake_from_zero(&self.options.with(&TO_ZERO)).await?;
+        let without = figures.without.entry(STAGED_EXIT.to_owned()).or_default();
+        without.push_millis(took);
         Ok(())
     }
 

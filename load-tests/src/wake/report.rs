@@ -1,146 +1,254 @@
-//! The figures as tables and as JSON.
-
-use std::io::Write;
-
-use anyhow::Result;
+//! The figures as tables, and the bars they are held against.
 
 use super::measure::CALLERS;
-use super::{ABLATIONS, WakeFigures};
+use super::{ABLATIONS, STAGED_EXIT, WakeFigures};
+use crate::bars::Bar;
+use crate::record::Findings;
 use crate::samples::{Samples, mib, times};
-use crate::table;
+use crate::table::Titled;
 
-pub(super) fn json(figures: &[WakeFigures]) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    serde_json::to_writer_pretty(&mut out, figures)?;
-    writeln!(out)?;
-    Ok(())
+/// How many times faster than plain ONNX Runtime a model must wake.
+const FASTER: [(&str, f64); 3] = [("bert-base", 6.0), ("bert-large", 6.0), ("resnet50", 5.0)];
+/// The same while neither side finds its files in the page cache.
+const FASTER_COLD: [(&str, f64); 2] = [("bert-base", 6.0), ("bert-large", 6.0)];
+/// What a wake is to come near to.
+const MOST_OF_FLOOR: f64 = 1.2;
+/// Models whose parked answers are judged.
+const PARKED: [&str; 2] = ["bert-base", "resnet50"];
+const MOST_OF_WARM: f64 = 1.25;
+const MOST_OF_PLAIN_FIRST: f64 = 1.05;
+const LEAST_OF_PLAIN_STEADY: f64 = 0.97;
+/// Differences between floats that are no mistake: weights may be packed or not.
+const MOST_DIFFERENT: f64 = 1e-3;
+
+impl Findings for Vec<WakeFigures> {
+    fn about(&self) -> String {
+        "How long a model takes from zero to its first answer through gRPC. \"Plain\" is ONNX \
+         Runtime's default session opened from the model's file and run once, in the same process; \
+         \"floor\" is touching every page of the file once plus one warm run. Ratios are those of \
+         the medians."
+            .to_owned()
+    }
+
+    fn tables(&self) -> Vec<Titled> {
+        let mut tables = vec![
+            rows(
+                "Wake from zero, weights in the page cache; ms",
+                &[
+                    "model",
+                    "file, MiB",
+                    "plain",
+                    "Dormouse",
+                    "times faster",
+                    "floor",
+                    "of the floor",
+                    "largest difference",
+                ],
+                self,
+                |of| {
+                    vec![
+                        crate::table::number(mib(of.file_bytes)),
+                        of.plain.cell(),
+                        of.wake.cell(),
+                        times(of.plain.over(&of.wake)),
+                        of.floor.cell(),
+                        times(of.wake.over(&of.floor)),
+                        format!("{:.0e}", of.largest_difference),
+                    ]
+                },
+            ),
+            rows(
+                "What these times are made of; ms",
+                &[
+                    "model",
+                    "plain: opening",
+                    "plain: a warm run",
+                    "floor: touching the file",
+                    "Dormouse: loading",
+                ],
+                self,
+                |of| {
+                    vec![
+                        of.plain_open.cell(),
+                        of.plain_warm.cell(),
+                        of.touch.cell(),
+                        of.wake_load.cell(),
+                    ]
+                },
+            ),
+            pairs(
+                "The next answer of a parked model, beside that of a warm one; ms",
+                ("warm", "parked", "parked/warm"),
+                self,
+                |of| (&of.parked_warm, &of.parked),
+            ),
+        ];
+        if self.iter().any(|of| !of.wake_cold.0.is_empty()) {
+            tables.push(rows(
+                "Wake from zero, nothing in the page cache; ms",
+                &["model", "plain", "Dormouse", "times faster"],
+                self,
+                |of| {
+                    vec![
+                        of.plain_cold.cell(),
+                        of.wake_cold.cell(),
+                        times(of.plain_cold.over(&of.wake_cold)),
+                    ]
+                },
+            ));
+        }
+        tables.push(pairs(
+            "The first answer ever, before the model is prepared; ms",
+            ("plain", "Dormouse", "Dormouse/plain"),
+            self,
+            |of| (&of.plain, &of.first_ever),
+        ));
+        tables.push(pairs(
+            "Steady state, one caller; answers/s, Dormouse's through gRPC",
+            ("plain", "Dormouse", "Dormouse/plain"),
+            self,
+            |of| (&of.steady_plain, &of.steady),
+        ));
+        tables.push(pairs(
+            &format!("Throughput, {CALLERS} callers; answers/s, Dormouse's through gRPC"),
+            ("plain", "Dormouse", "Dormouse/plain"),
+            self,
+            |of| (&of.throughput_plain, &of.throughput),
+        ));
+        tables.extend(ablations(self));
+        tables
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let packed = self.iter().filter(|of| of.packed);
+        let packed: Vec<&str> = packed.map(|of| &*of.model).collect();
+        let mut notes = Vec::new();
+        if !packed.is_empty() {
+            notes.push(format!(
+                "In the steady state these had packed weights by then: {}.",
+                packed.join(", ")
+            ));
+        }
+        for of in self {
+            notes.extend(of.notes.iter().map(|note| format!("{}: {note}.", of.model)));
+        }
+        notes
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        let limit = |of: &WakeFigures, limits: &[(&str, f64)]| {
+            let mut limits = limits.iter();
+            limits
+                .find(|(model, _)| *model == of.model)
+                .map(|found| found.1)
+        };
+        let each = |bar: &dyn Fn(&WakeFigures) -> Option<Bar>| {
+            self.iter()
+                .filter_map(|of| {
+                    let bar = bar(of)?;
+                    let name = format!("{}: {}", of.model, bar.name);
+                    Some(Bar { name, ..bar })
+                })
+                .collect::<Vec<_>>()
+        };
+        [
+            each(&|of| {
+                let least = limit(of, &FASTER).unwrap_or(1.0);
+                let ratio = of.plain.over(&of.wake);
+                Some(Bar::least("plain/wake", least, ratio, "×").of_speed())
+            }),
+            each(&|of| {
+                let least = limit(of, &FASTER_COLD)?;
+                let ratio = of.plain_cold.over(&of.wake_cold);
+                let name = "plain/wake, nothing in the page cache";
+                Some(Bar::least(name, least, ratio, "×").of_speed())
+            }),
+            each(&|of| {
+                let ratio = of.parked.over(&of.parked_warm);
+                let bar = Bar::most("parked/warm", MOST_OF_WARM, ratio, "×").of_speed();
+                PARKED.contains(&&*of.model).then_some(bar)
+            }),
+            each(&|of| {
+                let ratio = of.first_ever.over(&of.plain);
+                Some(Bar::most("first ever/plain", MOST_OF_PLAIN_FIRST, ratio, "×").of_speed())
+            }),
+            each(&|of| {
+                let ratio = of.steady.over(&of.steady_plain);
+                Some(Bar::least("steady/plain", LEAST_OF_PLAIN_STEADY, ratio, "×").of_speed())
+            }),
+            each(&|of| {
+                Some(Bar::new(
+                    "largest difference from plain",
+                    format!("at most {MOST_DIFFERENT:.0e}"),
+                    format!("{:.0e}", of.largest_difference),
+                    of.largest_difference <= MOST_DIFFERENT,
+                ))
+            }),
+            each(&|of| {
+                let ratio = of.wake.over(&of.floor);
+                Some(Bar::most("wake/floor", MOST_OF_FLOOR, ratio, "×").aim())
+            }),
+        ]
+        .concat()
+    }
 }
 
-pub(super) fn tables(figures: &[WakeFigures]) -> Result<()> {
-    heading("Wake from zero, weights in the page cache; ms, median (min–max)")?;
+/// A table with one row per model.
+fn rows(
+    title: &str,
+    header: &[&str],
+    figures: &[WakeFigures],
+    cells: impl Fn(&WakeFigures) -> Vec<String>,
+) -> Titled {
     let rows = figures.iter().map(|of| {
-        vec![
-            of.model.clone(),
-            format!("{:.1}", mib(of.file_bytes)),
-            of.plain.cell(),
-            of.floor.cell(),
-            of.wake.cell(),
-            times(of.plain.over(&of.wake)),
-            times(of.wake.over(&of.floor)),
-            of.first_ever.cell(),
-            times(of.first_ever.over(&of.plain)),
-            format!("{:.1e}", of.largest_difference),
-        ]
+        let mut row = vec![of.model.clone()];
+        row.extend(cells(of));
+        row
     });
-    table::print(
-        &[
-            "model",
-            "MiB",
-            "plain",
-            "floor",
-            "wake",
-            "plain/wake",
-            "wake/floor",
-            "first ever",
-            "first/plain",
-            "max diff",
-        ],
-        &rows.collect::<Vec<_>>(),
-    )?;
-    heading("What plain and floor are made of; ms")?;
-    let rows = figures.iter().map(|of| {
-        vec![
-            of.model.clone(),
-            of.plain_open.cell(),
-            of.plain_warm.cell(),
-            of.touch.cell(),
-            of.wake_load.cell(),
-        ]
-    });
-    table::print(
-        &["model", "plain open", "warm run", "touch", "load in wake"],
-        &rows.collect::<Vec<_>>(),
-    )?;
-    heading("Parked, and with a cold page cache; ms")?;
-    let rows = figures.iter().map(|of| {
-        vec![
-            of.model.clone(),
-            of.parked.cell(),
-            of.parked_warm.cell(),
-            times(of.parked.over(&of.parked_warm)),
-            of.plain_cold.cell(),
-            of.wake_cold.cell(),
-            times(of.plain_cold.over(&of.wake_cold)),
-        ]
-    });
-    table::print(
-        &[
-            "model",
-            "parked",
-            "warm",
-            "parked/warm",
-            "plain cold",
-            "wake cold",
-            "plain/wake",
-        ],
-        &rows.collect::<Vec<_>>(),
-    )?;
-    heading(&format!(
-        "Steady state, one caller and {CALLERS}, each one request at a time; requests/s"
-    ))?;
-    let rows = figures.iter().map(|of| {
-        vec![
-            of.model.clone(),
-            of.steady_plain.cell(),
-            of.steady.cell(),
-            times(of.steady.over(&of.steady_plain)),
-            of.throughput_plain.cell(),
-            of.throughput.cell(),
-            times(of.throughput.over(&of.throughput_plain)),
-            if of.packed { "yes" } else { "no" }.to_owned(),
-        ]
-    });
-    table::print(
-        &[
-            "model",
-            "plain, one",
-            "one",
-            "one/plain",
-            "plain, several",
-            "several",
-            "several/plain",
-            "packed",
-        ],
-        &rows.collect::<Vec<_>>(),
-    )?;
-    if figures.iter().any(|of| !of.without.is_empty()) {
-        heading("Wake from zero with one mechanism switched off; ms, and times the full wake")?;
-        let rows = figures.iter().map(|of| {
-            let mut row = vec![of.model.clone(), of.wake.cell()];
-            let none = Samples::default();
-            for (name, _) in ABLATIONS {
-                let samples = of.without.get(name).unwrap_or(&none);
-                row.push(samples.cell());
-                row.push(times(samples.over(&of.wake)));
-            }
-            row
-        });
-        let mut header = vec!["model", "wake"];
-        for (name, _) in ABLATIONS {
-            header.extend([name, "×"]);
-        }
-        table::print(&header, &rows.collect::<Vec<_>>())?;
-    }
-    let mut out = std::io::stdout().lock();
+    Titled::new(title, header, rows.collect())
+}
+
+/// Two measures of each model, and how many times the first the second is.
+fn pairs(
+    title: &str,
+    (one, other, ratio): (&str, &str, &str),
+    figures: &[WakeFigures],
+    measures: impl Fn(&WakeFigures) -> (&Samples, &Samples),
+) -> Titled {
+    rows(title, &["model", one, other, ratio], figures, |of| {
+        let (one, other) = measures(of);
+        vec![one.cell(), other.cell(), times(other.over(one))]
+    })
+}
+
+/// What each mechanism is worth.
+fn ablations(figures: &[WakeFigures]) -> Option<Titled> {
+    let mut rows = Vec::new();
     for of in figures {
-        for note in &of.notes {
-            writeln!(out, "{}: {note}", of.model)?;
+        let full = ABLATIONS.iter().map(|(name, _)| (*name, &of.wake));
+        for (name, full) in full.chain([(STAGED_EXIT, &of.parked)]) {
+            if let Some(without) = of.without.get(name) {
+                rows.push(vec![
+                    of.model.clone(),
+                    name.to_owned(),
+                    full.cell(),
+                    without.cell(),
+                    times(without.over(full)),
+                ]);
+            }
         }
     }
-    Ok(())
-}
-
-fn heading(text: &str) -> Result<()> {
-    writeln!(std::io::stdout().lock(), "\n{text}")?;
-    Ok(())
+    let title = format!(
+        "The next answer with one mechanism switched off; ms. From zero, but for \"{STAGED_EXIT}\": \
+         there it is the answer after the time to park, of a model that was parked then and of one \
+         that was closed instead"
+    );
+    let header = [
+        "model",
+        "switched off",
+        "with it",
+        "without",
+        "without/with",
+    ];
+    (!rows.is_empty()).then(|| Titled::new(title, &header, rows))
 }

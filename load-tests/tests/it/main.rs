@@ -2,6 +2,7 @@
 
 mod hostile;
 mod isolation;
+mod results;
 mod run;
 mod soak;
 
