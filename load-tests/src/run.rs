@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use crate::drive;
-use crate::drive::plot;
+use crate::drive::plot::{self, PlotFormat};
 use crate::drive::progress::{Progress, Stopper};
 use crate::drive::report;
 use crate::drive::scenario::{
@@ -61,9 +61,12 @@ pub(crate) struct RunArgs {
     /// Write an HdrHistogram interval log
     #[arg(long, value_name = "FILE")]
     hdr: Option<PathBuf>,
-    /// Write plots as SVG
+    /// Write plots of the latencies and of the course of time
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
+    /// What plots are written as
+    #[arg(long, value_name = "FORMAT", default_value = "svg", requires = "plot")]
+    plot_format: PlotFormat,
     /// Fail when any request ended with an error or was not sent
     #[arg(long)]
     fail_on_error: bool,
@@ -288,7 +291,7 @@ pub(crate) async fn run(args: RunArgs) -> Result<()> {
         report::write_hdr(&outcome, path)?;
     }
     if let Some(folder) = &args.plot {
-        plot::write(&outcome, folder)?;
+        plot::write(&outcome, folder, args.plot_format)?;
     }
     if outcome.any_wrong() {
         bail!("some answers were wrong");

@@ -1,33 +1,50 @@
-//! Plots of a run as SVG files: the distribution of latencies, and the course of time.
+//! Plots of a run as SVG and PNG files: the distribution of latencies, and the course of time.
 
+mod chart;
+mod png;
 mod svg;
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use self::svg::{Axis, Chart, Series};
+use self::chart::{Axis, Chart, Drawing, Series};
 use super::outcome::{Latencies, Outcome};
 
 /// Shares of the answers that a distribution is drawn at; the last one is the slowest.
 const SHARES: [&str; 6] = ["50 %", "90 %", "95 %", "99 %", "99.9 %", "max"];
 
-/// Writes `latency.svg` and `time.svg` into a folder, which is made if need be.
-pub(crate) fn write(outcome: &Outcome, folder: &Path) -> Result<()> {
+/// What plots are written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PlotFormat {
+    /// Text that browsers show at any size
+    Svg,
+    /// Pixels, for what shows no SVG
+    Png,
+    Both,
+}
+
+/// Writes `latency` and `time`, with the format's ending, into a folder, which is made if need be.
+pub(crate) fn write(outcome: &Outcome, folder: &Path, format: PlotFormat) -> Result<()> {
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot create {}", folder.display()))?;
-    for (name, text) in [
-        ("latency.svg", latency(outcome)),
-        ("time.svg", time(outcome)),
-    ] {
-        let path = folder.join(name);
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    for (name, drawing) in [("latency", latency(outcome)), ("time", time(outcome))] {
+        let write = |ending: &str, bytes: &[u8]| {
+            let path = folder.join(name).with_extension(ending);
+            std::fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))
+        };
+        if format != PlotFormat::Png {
+            write("svg", svg::document(&drawing).as_bytes())?;
+        }
+        if format != PlotFormat::Svg {
+            write("png", &png::bytes(&drawing)?)?;
+        }
     }
     Ok(())
 }
 
 /// Percentiles of each step.
-fn latency(outcome: &Outcome) -> String {
+fn latency(outcome: &Outcome) -> Drawing {
     let places = |latency: &Latencies| {
         let Latencies {
             p50,
@@ -58,7 +75,7 @@ fn latency(outcome: &Outcome) -> String {
 }
 
 /// Throughput, errors and latencies over time, cold starts marked.
-fn time(outcome: &Outcome) -> String {
+fn time(outcome: &Outcome) -> Drawing {
     let mut answers = Vec::new();
     let mut failures = Vec::new();
     let (mut p50, mut p99) = (Vec::new(), Vec::new());

@@ -8,6 +8,7 @@ use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 
 use self::server::TestServer;
 use super::outcome::Outcome;
+use super::plot::PlotFormat;
 use super::progress::Progress;
 use super::scenario::tests::files;
 use super::scenario::{Arrivals, Bursts, Cancel, MadeCold, Mode, Scenario};
@@ -249,10 +250,29 @@ async fn files_say_what_was_measured() {
         .count();
     assert_eq!(histograms, outcome.intervals.len());
     assert!(histograms > 0);
-    plot::write(&outcome, &path("plots")).unwrap();
-    for name in ["latency.svg", "time.svg"] {
-        let text = std::fs::read_to_string(path("plots").join(name)).unwrap();
-        assert!(text.contains("<polyline"), "{name}");
+    for (format, endings) in [
+        (PlotFormat::Svg, &["svg"][..]),
+        (PlotFormat::Png, &["png"]),
+        (PlotFormat::Both, &["png", "svg"]),
+    ] {
+        let folder = path(&format!("plots in {format:?}"));
+        plot::write(&outcome, &folder, format).unwrap();
+        let files = std::fs::read_dir(&folder).unwrap();
+        let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+        files.sort_unstable();
+        let names = ["latency", "time"].into_iter();
+        let wanted = names.flat_map(|name| endings.iter().map(move |end| format!("{name}.{end}")));
+        assert_eq!(
+            files,
+            wanted.map(|name| folder.join(name)).collect::<Vec<_>>()
+        );
+        for file in files {
+            let bytes = std::fs::read(&file).unwrap();
+            match file.extension().is_some_and(|end| end == "svg") {
+                true => assert!(String::from_utf8(bytes).unwrap().contains("<polyline")),
+                false => assert!(bytes.starts_with(b"\x89PNG\r\n")),
+            }
+        }
     }
 }
 
