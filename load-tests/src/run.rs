@@ -10,8 +10,9 @@ use crate::drive;
 use crate::drive::plot::{self, PlotFormat};
 use crate::drive::progress::{Progress, Stopper};
 use crate::drive::report;
+use crate::drive::scenario::dimension;
 use crate::drive::scenario::{
-    Arrivals, Bursts, Cancel, MadeCold, Mode, ModelLoad, Scenario, TraceSource,
+    Arrivals, Bursts, Cancel, Dimension, MadeCold, Mode, ModelLoad, Scenario, TraceSource,
 };
 use crate::drive::target::{DataForm, Protocol, Target, Token};
 
@@ -79,6 +80,17 @@ pub(crate) struct LoadFlags {
     /// Model, as NAME or NAME=WEIGHT; may be given several times
     #[arg(long, value_name = "NAME[=WEIGHT]")]
     model: Vec<String>,
+    /// Sizes of an input of every model, as INPUT=1,16..128 or with names of --dim: INPUT=N,L; may
+    /// be given several times
+    #[arg(long, value_name = "INPUT=SIZE,SIZE,...")]
+    shape: Vec<String>,
+    /// Size that shapes name, drawn once per request: L=16..128, N=1,2,4, or as in a scenario
+    /// N={ 1 = 3, 8 = 1 } and L={ median = 40, sigma = 0.7, to = 512 }; may be given several times
+    #[arg(long, value_name = "NAME=SIZES")]
+    dim: Vec<String>,
+    /// Different random requests of each model, drawn ahead
+    #[arg(long, value_name = "N")]
+    variants: Option<usize>,
     /// Who decides when the next request is sent
     #[arg(long)]
     mode: Option<Mode>,
@@ -199,7 +211,9 @@ impl LoadFlags {
             }
             scenario.models = models;
         }
+        self.apply_shapes(scenario)?;
         for model in &mut scenario.models {
+            set(&mut model.variants, self.variants);
             if self.deadline.is_some() {
                 model.deadline = self.deadline;
             }
@@ -215,6 +229,40 @@ impl LoadFlags {
                 cancel
                     .context("--cancel-after needs --cancel-fraction")?
                     .after = after;
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_shapes(&self, scenario: &mut Scenario) -> Result<()> {
+        for text in &self.shape {
+            let (input, sizes) = text
+                .split_once('=')
+                .with_context(|| format!("--shape {text}: expected INPUT=SIZE,SIZE,..."))?;
+            let shape = dimension::shape(sizes).with_context(|| format!("--shape {text}"))?;
+            for model in &mut scenario.models {
+                model.shapes.insert(input.to_owned(), shape.clone());
+            }
+        }
+        for model in &mut scenario.models {
+            // What the shape of the file named and that of the flag does not.
+            let mut dims = std::mem::take(&mut model.dims);
+            dims.retain(|name, _| model.names_dim(name));
+            model.dims = dims;
+        }
+        for text in &self.dim {
+            let (name, sizes) = text
+                .split_once('=')
+                .with_context(|| format!("--dim {text}: expected NAME=SIZES"))?;
+            let sizes: Dimension = sizes.parse().with_context(|| format!("--dim {text}"))?;
+            let naming = scenario.models.iter_mut();
+            let mut naming = naming.filter(|model| model.names_dim(name)).peekable();
+            ensure!(
+                naming.peek().is_some(),
+                "--dim {text}: no shape names '{name}'; --shape INPUT={name} does"
+            );
+            for model in naming {
+                model.dims.insert(name.to_owned(), sizes.clone());
             }
         }
         Ok(())
@@ -352,6 +400,24 @@ mod tests {
     }
 
     #[test]
+    fn shapes_and_named_sizes_are_flags_too() {
+        let made = "--model a --shape ids=N,L --shape mask=N,L --dim N=1,4 --dim L=16..128";
+        let made = scenario(made).unwrap();
+        let model = &made.models[0];
+        assert_eq!(model.shapes["ids"], model.shapes["mask"]);
+        assert_eq!(model.dims["N"], Dimension::Choice(vec![1, 4]));
+        assert_eq!(model.dims["L"], Dimension::Range(16, 128));
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/transformer-lengths.toml");
+        let flags = |line: &str| scenario(&format!("{} {line}", file.display())).unwrap();
+        let model = &flags("--dim L=32").models[0];
+        assert_eq!(model.dims["L"], Dimension::Fixed(32));
+        assert!(model.dims.contains_key("N"));
+        let all = ["input_ids", "attention_mask", "token_type_ids"];
+        let fixed = all.map(|input| format!("--shape {input}=1,8")).join(" ");
+        assert!(flags(&fixed).models[0].dims.is_empty());
+    }
+
+    #[test]
     fn flags_that_make_no_sense_are_named() {
         for (line, words) in [
             ("", "--model"),
@@ -361,6 +427,14 @@ mod tests {
             ("--model a --speed 2", "no trace"),
             ("--model a --cancel-after 1s", "--cancel-fraction"),
             ("--model a --rate=-1", "open.rates"),
+            ("--model a --shape X", "expected INPUT=SIZE"),
+            (
+                "--model a --shape X=1,M",
+                "shapes.X: 'M' is not one of dims",
+            ),
+            ("--model a --shape X=M --dim L=4", "no shape names 'L'"),
+            ("--model a --shape X=M --dim M=5..2", "not a range"),
+            ("--model a --variants 0", "variants"),
         ] {
             let error = format!("{:#}", scenario(line).unwrap_err());
             assert!(error.contains(words), "{line}: {error}");

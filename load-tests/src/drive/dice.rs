@@ -40,6 +40,12 @@ impl Dice {
     pub(crate) fn exponential(&mut self) -> f64 {
         -(1.0 - self.fraction()).ln()
     }
+
+    /// Around 0, with deviation 1.
+    pub(crate) fn normal(&mut self) -> f64 {
+        let angle = std::f64::consts::TAU * self.fraction();
+        (2.0 * self.exponential()).sqrt() * angle.cos()
+    }
 }
 
 #[cfg(test)]
@@ -58,13 +64,20 @@ mod tests {
     }
 
     #[test]
-    fn fractions_are_even_and_exponential_times_have_mean_one() {
+    fn numbers_are_spread_as_their_names_say() {
         let mut dice = Dice::new(7, 0);
         let count = 20_000;
         let mean = (0..count).map(|_| dice.fraction()).sum::<f64>() / f64::from(count);
         assert!((mean - 0.5).abs() < 0.01, "{mean}");
         let mean = (0..count).map(|_| dice.exponential()).sum::<f64>() / f64::from(count);
         assert!((mean - 1.0).abs() < 0.03, "{mean}");
+        let normal: Vec<f64> = (0..count).map(|_| dice.normal()).collect();
+        let mean = normal.iter().sum::<f64>() / f64::from(count);
+        let square = normal.iter().map(|value| value * value).sum::<f64>() / f64::from(count);
+        assert!(
+            mean.abs() < 0.03 && (square - 1.0).abs() < 0.05,
+            "{mean} {square}"
+        );
         assert!((0..1000).all(|_| dice.index(3) < 3));
         assert_eq!(dice.below(0), 0);
     }

@@ -11,6 +11,7 @@ use half::{bf16, f16};
 use super::check::Expected;
 use super::connect::{Call, Connected, InputSpec, Prepared, header_tensors, tensors_from_json};
 use super::dice::Dice;
+use super::scenario::dimension::Drawn;
 use super::scenario::{Dimension, ModelLoad};
 
 /// Random requests of one model may take this many bytes together.
@@ -66,9 +67,14 @@ pub(crate) async fn requests(
     let mut bytes = 0usize;
     let mut requests = Vec::new();
     while requests.len() < load.variants && (requests.is_empty() || bytes < MOST_BYTES) {
+        let drawn = load.dims.iter().map(|(name, sizes)| {
+            let size = sizes.draw(dice, &Drawn::new());
+            (name.as_str(), size)
+        });
+        let drawn: Drawn = drawn.collect();
         let mut inputs = Vec::with_capacity(specs.len());
         for spec in &specs {
-            let tensor = random(load, spec, dice)
+            let tensor = random(load, spec, &drawn, dice)
                 .with_context(|| format!("input '{}' of model '{}'", spec.name, load.name))?;
             bytes = bytes.saturating_add(tensor.data().len());
             inputs.push((spec.name.clone(), tensor));
@@ -97,8 +103,13 @@ pub(crate) fn recorded(path: &Path, name: &str, key: &str) -> Result<Vec<(String
 }
 
 /// A random tensor that fits.
-fn random(load: &ModelLoad, spec: &InputSpec, dice: &mut Dice) -> Result<Tensor> {
-    let shape = shape(spec, load.shapes.get(&spec.name), dice)?;
+fn random(
+    load: &ModelLoad,
+    spec: &InputSpec,
+    drawn: &Drawn<'_>,
+    dice: &mut Dice,
+) -> Result<Tensor> {
+    let shape = shape(spec, load.shapes.get(&spec.name), drawn, dice)?;
     let elements = shape
         .iter()
         .try_fold(1usize, |product, &dim| {
@@ -151,8 +162,14 @@ fn random(load: &ModelLoad, spec: &InputSpec, dice: &mut Dice) -> Result<Tensor>
     Ok(tensor?)
 }
 
-/// The sizes of an input: the model's, and for those it leaves open the scenario's, else 1.
-fn shape(spec: &InputSpec, given: Option<&Vec<Dimension>>, dice: &mut Dice) -> Result<Vec<i64>> {
+/// The sizes of an input: the model's, and for those it leaves open the scenario's, else 1. Of
+/// inputs that nothing is said of, all have one row, so that they agree.
+fn shape(
+    spec: &InputSpec,
+    given: Option<&Vec<Dimension>>,
+    drawn: &Drawn<'_>,
+    dice: &mut Dice,
+) -> Result<Vec<i64>> {
     let Some(given) = given else {
         return Ok(spec
             .shape
@@ -168,7 +185,7 @@ fn shape(spec: &InputSpec, given: Option<&Vec<Dimension>>, dice: &mut Dice) -> R
     );
     let mut shape = Vec::with_capacity(given.len());
     for (dimension, &wanted) in given.iter().zip(&spec.shape) {
-        let size = dimension.draw(dice);
+        let size = dimension.draw(dice, drawn);
         if wanted >= 0 && size != wanted {
             bail!("the scenario gives {size} where the model has {wanted}");
         }
@@ -194,12 +211,16 @@ mod tests {
         }
     }
 
+    fn random_one(load: &ModelLoad, spec: &InputSpec, dice: &mut Dice) -> Result<Tensor> {
+        random(load, spec, &Drawn::new(), dice)
+    }
+
     #[test]
     fn every_datatype_has_random_tensors() {
         let mut dice = Dice::new(1, 0);
         let load = ModelLoad::named("m");
         for datatype in DataType::ALL {
-            let tensor = random(&load, &spec(datatype, &[-1, 3]), &mut dice).unwrap();
+            let tensor = random_one(&load, &spec(datatype, &[-1, 3]), &mut dice).unwrap();
             assert_eq!(tensor.shape(), [1, 3]);
             assert_eq!(tensor.datatype(), datatype);
         }
@@ -210,12 +231,12 @@ mod tests {
         let mut dice = Dice::new(1, 0);
         let mut load = ModelLoad::named("m");
         load.values.insert("x".to_owned(), [3.0, 5.0]);
-        let tensor = random(&load, &spec(DataType::Int64, &[1000]), &mut dice).unwrap();
+        let tensor = random_one(&load, &spec(DataType::Int64, &[1000]), &mut dice).unwrap();
         let mut values = tensor.to_vec::<i64>().unwrap();
         values.sort_unstable();
         values.dedup();
         assert_eq!(values, [3, 4, 5]);
-        let tensor = random(&load, &spec(DataType::Bytes, &[100]), &mut dice).unwrap();
+        let tensor = random_one(&load, &spec(DataType::Bytes, &[100]), &mut dice).unwrap();
         let words = tensor.strings().unwrap();
         assert!(words.iter().all(|word| (3..=5).contains(&word.len())));
     }
@@ -223,20 +244,29 @@ mod tests {
     #[test]
     fn open_dimensions_follow_the_scenario_and_closed_ones_the_model() {
         let mut dice = Dice::new(1, 0);
-        let given = vec![Dimension::Fixed(2), Dimension::Range(4, 6)];
+        let named = Dimension::Named("L".to_owned());
+        let given = vec![Dimension::Fixed(2), Dimension::Range(4, 6), named];
+        let drawn = Drawn::from([("L", 7)]);
+        let open = spec(DataType::Fp32, &[-1, -1, -1]);
         for _ in 0..20 {
-            let drawn = shape(&spec(DataType::Fp32, &[-1, -1]), Some(&given), &mut dice).unwrap();
-            assert_eq!(drawn[0], 2);
-            assert!((4..=6).contains(&drawn[1]));
+            let shape = shape(&open, Some(&given), &drawn, &mut dice).unwrap();
+            assert_eq!((shape[0], shape[2]), (2, 7));
+            assert!((4..=6).contains(&shape[1]));
         }
         let check = |wanted: &[i64], words: &str| {
             let mut dice = Dice::new(1, 0);
-            let error = shape(&spec(DataType::Fp32, wanted), Some(&given), &mut dice);
+            let error = shape(
+                &spec(DataType::Fp32, wanted),
+                Some(&given),
+                &drawn,
+                &mut dice,
+            );
             let error = error.unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         };
-        check(&[3, -1], "gives 2 where the model has 3");
-        check(&[-1], "gives 2 dimensions");
+        check(&[3, -1, -1], "gives 2 where the model has 3");
+        check(&[-1, -1, 8], "gives 7 where the model has 8");
+        check(&[-1], "gives 3 dimensions");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What is asked of a server, how often and for how long, as TOML files say it.
 
-mod dimension;
+pub(crate) mod dimension;
 pub(crate) mod time;
 
 use std::collections::BTreeMap;
@@ -174,6 +174,9 @@ pub(crate) struct ModelLoad {
     pub(crate) deadline: Option<Duration>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cancel: Option<Cancel>,
+    /// Sizes that are drawn once per request, by the name that shapes call them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) dims: BTreeMap<String, Dimension>,
     /// Dimensions of inputs by name, for those that the model leaves open.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) shapes: BTreeMap<String, Vec<Dimension>>,
@@ -444,6 +447,7 @@ impl ModelLoad {
             weight: Self::usual_weight(),
             deadline: None,
             cancel: None,
+            dims: BTreeMap::new(),
             shapes: BTreeMap::new(),
             values: BTreeMap::new(),
             variants: Self::usual_variants(),
@@ -479,17 +483,57 @@ impl ModelLoad {
                 "values.{input}: two numbers, the smaller one first"
             );
         }
+        self.check_dims()?;
         let Tolerance { absolute, relative } = self.tolerance;
         ensure!(absolute >= 0.0 && relative >= 0.0, "tolerance: not below 0");
         ensure!(
-            self.recorded.is_none() || (self.shapes.is_empty() && self.values.is_empty()),
-            "shapes and values: a recorded request has its own"
+            self.recorded.is_none()
+                || (self.dims.is_empty() && self.shapes.is_empty() && self.values.is_empty()),
+            "dims, shapes and values: a recorded request has its own"
         );
         ensure!(
             self.expected.is_none() || self.recorded.is_some(),
             "expected: only a recorded request has an expected answer"
         );
         Ok(())
+    }
+
+    /// Whether the names in shapes are those of dims.
+    fn check_dims(&self) -> Result<()> {
+        for (name, sizes) in &self.dims {
+            ensure!(
+                dimension::is_name(name),
+                "dims.{name}: a name begins with a letter and has letters, digits, _ and -"
+            );
+            ensure!(
+                !matches!(sizes, Dimension::Named(_)),
+                "dims.{name}: sizes, not another name"
+            );
+            ensure!(self.names_dim(name), "dims.{name}: no shape names it");
+        }
+        for (input, shape) in &self.shapes {
+            for dimension in shape {
+                let Dimension::Named(name) = dimension else {
+                    continue;
+                };
+                let known: Vec<&str> = self.dims.keys().map(String::as_str).collect();
+                ensure!(
+                    self.dims.contains_key(name),
+                    "shapes.{input}: '{name}' is not one of dims; {}",
+                    match known.is_empty() {
+                        true => "there are none".to_owned(),
+                        false => format!("they are {}", known.join(", ")),
+                    }
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a shape names this one of `dims`.
+    pub(crate) fn names_dim(&self, name: &str) -> bool {
+        let mut all = self.shapes.values().flatten();
+        all.any(|dimension| matches!(dimension, Dimension::Named(named) if named == name))
     }
 }
 

@@ -136,6 +136,40 @@ async fn wrong_answers_are_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn inputs_agree_in_sizes_of_one_name_and_are_refused_otherwise() {
+    let server = TestServer::start(&[]).await;
+    let load = |shape: &str| {
+        let text = format!(
+            "name = 'x'\nmode = 'closed'\n[[models]]\nname = 'minilm'\n{shape}\n\
+             [[models]]\nname = 'add_sub'\nshapes = {{ INPUT0 = ['N', 16], INPUT1 = ['N', 16] }}\n\
+             dims = {{ N = {{ 1 = 1, 2 = 1, 8 = 2 }} }}\n"
+        );
+        brief(Scenario::parse(&text).unwrap())
+    };
+    let named = load(
+        "dims = { N = [1, 2, 4], L = { median = 20, sigma = 1, from = 4, to = 64 } }\n\
+         shapes.input_ids = ['N', 'L']\nshapes.attention_mask = ['N', 'L']\n\
+         shapes.token_type_ids = ['N', 'L']",
+    );
+    for target in [server.grpc(), server.http()] {
+        let outcome = outcome(&named, &target).await;
+        for step in &outcome.steps {
+            assert_eq!(step.all.failed(), 0, "{:?}", step.error_examples);
+            assert!(step.all.answered > 0, "{step:?}");
+        }
+    }
+    let unnamed = load(
+        "shapes.input_ids = [1, '2..64']\nshapes.attention_mask = [1, '2..64']\n\
+         shapes.token_type_ids = [1, '2..64']",
+    );
+    let outcome = outcome(&unnamed, &server.grpc()).await;
+    let models = &outcome.steps[0].models;
+    assert!(models["minilm"].failed() > 0, "{models:?}");
+    assert_eq!(models["add_sub"].failed(), 0, "{models:?}");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn models_are_unloaded_and_loaded_again() {
     let flags = ["--model-control-mode=explicit", "--load-model=mlp"];
     let server = TestServer::start(&flags).await;

@@ -473,6 +473,21 @@ def ragged():
     save("ragged", graph)
 
 
+def tokens():
+    """A transformer's inputs, whose sizes must agree, without the transformer."""
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Mul", names[:2], ["attended"]),
+            helper.make_node("Add", ["attended", names[2]], ["last_hidden_state"]),
+        ],
+        "tokens",
+        [value(name, T.INT64, ["batch", "sequence"]) for name in names],
+        [value("last_hidden_state", T.INT64, ["batch", "sequence"])],
+    )
+    save("tokens", graph)
+
+
 def broken():
     good = (HERE / "add_sub.onnx").read_bytes()
     (HERE / "corrupt.onnx").write_bytes(good[: len(good) // 2] + b"\xff" * 64)
@@ -504,4 +519,5 @@ if __name__ == "__main__":
     sequences()
     history()
     ragged()
+    tokens()
     broken()

@@ -40,6 +40,30 @@ fn values_that_make_no_sense_are_named() {
         ("shapes = { X = [-1] }", "not a size"),
         ("shapes = { X = [[]] }", "at least one"),
         ("values = { X = [2.0, 1.0] }", "values.X"),
+        (
+            "shapes = { X = [1, \"L\"] }",
+            "shapes.X: 'L' is not one of dims; there are none",
+        ),
+        (
+            "shapes = { X = [\"N\", \"M\"] }\ndims = { L = 2, N = 1 }",
+            "dims.L: no shape names it",
+        ),
+        (
+            "shapes = { X = [\"N\", \"M\"] }\ndims = { N = 1 }",
+            "shapes.X: 'M' is not one of dims; they are N",
+        ),
+        (
+            "shapes = { X = [\"N\"] }\ndims = { N = \"M\" }",
+            "not another name",
+        ),
+        (
+            "dims = { \"1\" = 1 }",
+            "dims.1: a name begins with a letter",
+        ),
+        (
+            "dims = { L = { median = 9, sigma = 1 } }",
+            "missing field `to`",
+        ),
         ("expected = \"y.json\"", "recorded request"),
         ("cancel = { fraction = 2.0, after = \"1s\" }", "fraction"),
     ] {
@@ -80,6 +104,6 @@ pub(in crate::drive) fn files() -> Vec<PathBuf> {
         .filter(|path| path.extension().is_some_and(|end| end == "toml"))
         .collect();
     files.sort_unstable();
-    assert_eq!(files.len(), 8);
+    assert_eq!(files.len(), 9);
     files
 }

@@ -13,6 +13,9 @@ use crate::repository;
 /// Stands in for the real one, which is downloaded.
 const MAGIKA: &[u8] = include_bytes!("../../../../server/tests/models/identity_int32.onnx");
 
+/// Has the inputs of the real one, which is downloaded.
+const MINILM: &[u8] = include_bytes!("../../../../server/tests/models/tokens.onnx");
+
 #[derive(Debug, Parser)]
 #[command(no_binary_name = true)]
 struct Line {
@@ -31,6 +34,7 @@ impl TestServer {
         let models = files.path().join("models");
         repository::lay_out(&models).unwrap();
         repository::add(&models, "magika", MAGIKA).unwrap();
+        repository::add(&models, "minilm", MINILM).unwrap();
         let mut line = vec![
             format!("--model-repository={}", models.display()),
             format!(
