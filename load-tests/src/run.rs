@@ -12,7 +12,7 @@ use crate::drive::progress::{Progress, Stopper};
 use crate::drive::report;
 use crate::drive::scenario::dimension;
 use crate::drive::scenario::{
-    Arrivals, Bursts, Cancel, Dimension, MadeCold, Mode, ModelLoad, Scenario, TraceSource,
+    Arrivals, Bursts, Cancel, Check, Dimension, MadeCold, Mode, ModelLoad, Scenario, TraceSource,
 };
 use crate::drive::target::{DataForm, Protocol, Target, Token};
 
@@ -91,6 +91,9 @@ pub(crate) struct LoadFlags {
     /// Different random requests of each model, drawn ahead
     #[arg(long, value_name = "N")]
     variants: Option<usize>,
+    /// What answers are compared with
+    #[arg(long, value_name = "WHAT")]
+    check: Option<Check>,
     /// Who decides when the next request is sent
     #[arg(long)]
     mode: Option<Mode>,
@@ -214,6 +217,7 @@ impl LoadFlags {
         self.apply_shapes(scenario)?;
         for model in &mut scenario.models {
             set(&mut model.variants, self.variants);
+            set(&mut model.check, self.check);
             if self.deadline.is_some() {
                 model.deadline = self.deadline;
             }

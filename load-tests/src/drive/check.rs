@@ -1,5 +1,7 @@
 //! Whether an answer is the expected one.
 
+use std::sync::OnceLock;
+
 use dormouse_client::{DataType, Tensor};
 use half::{bf16, f16};
 
@@ -10,6 +12,42 @@ use super::scenario::Tolerance;
 pub(crate) struct Expected {
     outputs: Vec<(String, Tensor)>,
     tolerance: Tolerance,
+}
+
+/// What the answers to one request are compared with.
+#[derive(Debug)]
+pub(crate) enum Reference {
+    Nothing,
+    Recorded(Expected),
+    /// Whichever came first: equal inputs have equal answers.
+    First {
+        seen: OnceLock<Expected>,
+        tolerance: Tolerance,
+    },
+}
+
+impl Reference {
+    pub(crate) fn first(tolerance: Tolerance) -> Self {
+        Self::First {
+            seen: OnceLock::new(),
+            tolerance,
+        }
+    }
+
+    /// What is wrong with an answer, in words.
+    pub(crate) fn complaint(&self, outputs: &[(String, Tensor)]) -> Option<String> {
+        match self {
+            Self::Nothing => None,
+            Self::Recorded(expected) => expected.complaint(outputs),
+            Self::First { seen, tolerance } => {
+                let expected = seen.get_or_init(|| Expected::new(outputs.to_vec(), *tolerance));
+                let complaint = expected.complaint(outputs)?;
+                Some(format!(
+                    "unlike the first answer to these inputs: {complaint}"
+                ))
+            }
+        }
+    }
 }
 
 impl Expected {
@@ -113,6 +151,21 @@ mod tests {
         assert_eq!(expected.complaint(&found), None);
         let more: Vec<_> = [outputs("other", &[1.0]), found].concat();
         assert_eq!(expected.complaint(&more), None);
+    }
+
+    #[test]
+    fn the_first_answer_is_what_later_ones_are_compared_with() {
+        let first = Reference::first(Tolerance {
+            absolute: 0.01,
+            relative: 0.0,
+        });
+        assert_eq!(first.complaint(&outputs("y", &[1.0, 2.0])), None);
+        assert_eq!(first.complaint(&outputs("y", &[1.0, 2.005])), None);
+        let words = first.complaint(&outputs("y", &[1.0, 3.0])).unwrap();
+        let wanted = "unlike the first answer to these inputs: \
+                      output 'y' has 3 instead of 2 at place 1";
+        assert_eq!(words, wanted);
+        assert!(first.complaint(&outputs("z", &[1.0])).is_some());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::connect::{Answer, Connected, Failure, IndexLine};
 use super::dice::Dice;
+use super::inputs::ReadyRequest;
 use super::load::{Running, judged, timed_out, told};
 use super::outcome::ColdStartSeen;
 use super::progress::Progress;
@@ -52,13 +53,13 @@ pub(crate) async fn make_known(server: &Connected, cold: &Cold, models: &[&str])
 
 async fn one(running: &Arc<Running>, model: usize, (dice, needs_load): (&mut Dice, &mut bool)) {
     let asked = &running.load.models[model];
-    let request = &asked.requests[dice.index(asked.requests.len())];
+    let request = asked.next_request(dice);
     let timeout = running.load.timeout;
     let mut due = Instant::now();
     let mut load = None;
     let mut answer = Err(Failure::new("unavailable", "not asked yet"));
     if !*needs_load {
-        answer = infer(running, model, dice, timeout).await;
+        answer = infer(running, request, timeout).await;
         // It may be that servers refuse what was unloaded until it is loaded.
         *needs_load = answer.as_ref().is_err_and(|failure| {
             !["connection", "timeout", "deadline", "DEADLINE_EXCEEDED"]
@@ -70,7 +71,7 @@ async fn one(running: &Arc<Running>, model: usize, (dice, needs_load): (&mut Dic
         answer = match running.load.server.load(&asked.name).await {
             Ok(()) => {
                 load = Some(due.elapsed().as_secs_f64() * 1e3);
-                infer(running, model, dice, timeout).await
+                infer(running, request, timeout).await
             }
             Err(error) => Err(Failure::new("load", format!("{error:#}"))),
         };
@@ -100,12 +101,9 @@ async fn one(running: &Arc<Running>, model: usize, (dice, needs_load): (&mut Dic
 
 async fn infer(
     running: &Arc<Running>,
-    model: usize,
-    dice: &mut Dice,
+    request: &ReadyRequest,
     timeout: Duration,
 ) -> Result<Answer, Failure> {
-    let asked = &running.load.models[model];
-    let request = &asked.requests[dice.index(asked.requests.len())];
     let asking = running.load.server.infer(&request.prepared, 0);
     match tokio::time::timeout(timeout, asking).await {
         Ok(answer) => answer,

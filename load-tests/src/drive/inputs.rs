@@ -1,54 +1,55 @@
 //! What requests carry: random tensors that fit a model's signature, or recorded ones.
 
-use std::path::Path;
-use std::sync::Arc;
+mod recorded;
 
 use anyhow::{Context, Result, bail, ensure};
-use bytes::Bytes;
 use dormouse_client::{DataType, Tensor};
 use half::{bf16, f16};
 
-use super::check::Expected;
-use super::connect::{Call, Connected, InputSpec, Prepared, header_tensors, tensors_from_json};
+use super::check::{Expected, Reference};
+use super::connect::{Call, Connected, InputSpec, Prepared};
 use super::dice::Dice;
 use super::scenario::dimension::Drawn;
-use super::scenario::{Dimension, ModelLoad};
+use super::scenario::{Check, Dimension, ModelLoad};
 
-/// Random requests of one model may take this many bytes together.
+/// Requests of one model may take this many bytes together.
 const MOST_BYTES: usize = 256 << 20;
 /// Elements of one random tensor.
 const MOST_ELEMENTS: usize = 256 << 20;
 
 /// A request that is ready to be sent, with what is known of its answer.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct ReadyRequest {
     pub(crate) prepared: Prepared,
-    pub(crate) expected: Option<Arc<Expected>>,
+    pub(crate) reference: Reference,
 }
 
-/// The requests of a model: one recorded, or a few random ones.
+/// The requests of a model: those recorded, or a few random ones.
 pub(crate) async fn requests(
     load: &ModelLoad,
     server: &Connected,
     dice: &mut Dice,
 ) -> Result<Vec<ReadyRequest>> {
-    let call = |inputs| Call {
-        model: load.name.clone(),
-        version: load.version.clone(),
-        inputs,
-        deadline: load.deadline,
+    let ready = |inputs, outputs: Option<_>| {
+        let call = Call {
+            model: load.name.clone(),
+            version: load.version.clone(),
+            inputs,
+            deadline: load.deadline,
+        };
+        let reference = match (outputs, load.check) {
+            (Some(outputs), _) => Reference::Recorded(Expected::new(outputs, load.tolerance)),
+            (None, Check::Consistent) => Reference::first(load.tolerance),
+            (None, Check::Expected) => Reference::Nothing,
+        };
+        anyhow::Ok(ReadyRequest {
+            prepared: server.prepare(&call)?,
+            reference,
+        })
     };
     if let Some(path) = &load.recorded {
-        let inputs = recorded(path, "request", "inputs")?;
-        let expected = match &load.expected {
-            Some(path) => {
-                let outputs = recorded(path, "response", "outputs")?;
-                Some(Arc::new(Expected::new(outputs, load.tolerance)))
-            }
-            None => None,
-        };
-        let prepared = server.prepare(&call(inputs))?;
-        return Ok(vec![ReadyRequest { prepared, expected }]);
+        let pairs = recorded::read(path, load.expected.as_deref())?.into_iter();
+        return pairs.map(|pair| ready(pair.inputs, pair.outputs)).collect();
     }
     let specs = server.inputs(&load.name, &load.version).await?;
     ensure!(
@@ -79,27 +80,9 @@ pub(crate) async fn requests(
             bytes = bytes.saturating_add(tensor.data().len());
             inputs.push((spec.name.clone(), tensor));
         }
-        requests.push(ReadyRequest {
-            prepared: server.prepare(&call(inputs))?,
-            expected: None,
-        });
+        requests.push(ready(inputs, None)?);
     }
     Ok(requests)
-}
-
-/// Tensors from a v2 JSON file, or from a folder with `NAME.json` and `NAME.bin`.
-pub(crate) fn recorded(path: &Path, name: &str, key: &str) -> Result<Vec<(String, Tensor)>> {
-    let read = |path: &Path| {
-        std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
-    };
-    let tensors = if path.is_dir() {
-        let data = read(&path.join(format!("{name}.bin")))?;
-        let document = read(&path.join(format!("{name}.json")))?;
-        header_tensors(&document, data.into(), key)
-    } else {
-        tensors_from_json(&read(path)?, Bytes::new(), key)
-    };
-    tensors.with_context(|| format!("cannot use {}", path.display()))
 }
 
 /// A random tensor that fits.
@@ -267,22 +250,5 @@ mod tests {
         check(&[3, -1, -1], "gives 2 where the model has 3");
         check(&[-1, -1, 8], "gives 7 where the model has 8");
         check(&[-1], "gives 3 dimensions");
-    }
-
-    #[test]
-    fn recorded_tensors_are_read_from_files_and_folders() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("one.json");
-        let document = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1,2]}]}"#;
-        std::fs::write(&file, document).unwrap();
-        let tensors = recorded(&file, "request", "inputs").unwrap();
-        assert_eq!(tensors[0].1.to_vec::<f32>().unwrap(), [1.0, 2.0]);
-        let described = r#"{"inputs":[{"name":"x","datatype":"UINT8","shape":[2]}]}"#;
-        std::fs::write(folder.path().join("request.json"), described).unwrap();
-        std::fs::write(folder.path().join("request.bin"), [7, 8]).unwrap();
-        let tensors = recorded(folder.path(), "request", "inputs").unwrap();
-        assert_eq!(tensors[0].1.to_vec::<u8>().unwrap(), [7, 8]);
-        let error = recorded(&folder.path().join("none.json"), "request", "inputs");
-        assert!(format!("{:#}", error.unwrap_err()).contains("none.json"));
     }
 }

@@ -9,6 +9,7 @@ use dormouse_client::ColdStart;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::check::Reference;
 use super::connect::{Answer, Connected, Failure};
 use super::dice::Dice;
 use super::inputs::{self, ReadyRequest};
@@ -16,7 +17,7 @@ use super::machine::ProcessSample;
 use super::outcome::ColdStartSeen;
 use super::progress::Progress;
 use super::recorder::{End, Recorder, Seen};
-use super::scenario::{Cancel, Scenario};
+use super::scenario::{Cancel, Order, Scenario};
 
 /// What requests under way get when the run is stopped.
 pub(crate) const LAST_ANSWERS: Duration = Duration::from_secs(2);
@@ -36,7 +37,9 @@ pub(crate) struct Load {
 #[derive(Debug)]
 pub(crate) struct AskedModel {
     pub(crate) name: String,
-    pub(crate) requests: Vec<ReadyRequest>,
+    requests: Vec<ReadyRequest>,
+    order: Order,
+    next_request: AtomicUsize,
     cancel: Option<Cancel>,
 }
 
@@ -62,6 +65,8 @@ impl Load {
             models.push(AskedModel {
                 name: model.name.clone(),
                 requests: inputs::requests(model, &server, &mut dice).await?,
+                order: model.order,
+                next_request: AtomicUsize::new(0),
                 cancel: model.cancel.clone(),
             });
             sum += model.weight;
@@ -82,6 +87,18 @@ impl Load {
         let point = dice.fraction() * sum;
         let found = self.weights.partition_point(|&weight| weight <= point);
         found.min(self.models.len().saturating_sub(1))
+    }
+}
+
+impl AskedModel {
+    /// The next request. What is asked is also what the answer is to be judged by: draw it once.
+    pub(crate) fn next_request(&self, dice: &mut Dice) -> &ReadyRequest {
+        let count = self.requests.len();
+        let index = match self.order {
+            Order::Random => dice.index(count),
+            Order::Sequential => self.next_request.fetch_add(1, Ordering::Relaxed) % count,
+        };
+        &self.requests[index]
     }
 }
 
@@ -116,7 +133,7 @@ impl Running {
     /// Sends one request and records how it ended.
     pub(crate) async fn one(&self, model: usize, due: Instant, dice: &mut Dice) {
         let asked = &self.load.models[model];
-        let request = &asked.requests[dice.index(asked.requests.len())];
+        let request = asked.next_request(dice);
         let give_up = asked.cancel.as_ref().and_then(|cancel| {
             let chosen = dice.fraction() < cancel.fraction;
             chosen.then(|| cancel.after.mul_f64(dice.fraction()))
@@ -213,9 +230,9 @@ pub(crate) async fn until_stopped(progress: &Progress, driving: impl Future<Outp
 
 /// Whether an answer is right, and what it says of a cold start.
 pub(crate) fn judged(request: &ReadyRequest, answer: &Answer) -> End {
-    if let Some(expected) = &request.expected {
+    if !matches!(request.reference, Reference::Nothing) {
         let complaint = match answer.outputs() {
-            Ok(outputs) => expected.complaint(&outputs),
+            Ok(outputs) => request.reference.complaint(&outputs),
             Err(error) => Some(format!("{error:#}")),
         };
         if let Some(words) = complaint {

@@ -186,8 +186,8 @@ pub(crate) struct ModelLoad {
     /// Different random requests that are drawn ahead of time.
     #[serde(default = "ModelLoad::usual_variants")]
     pub(crate) variants: usize,
-    /// A recorded request instead of random ones: a v2 JSON file, or a folder with `request.json`
-    /// and `request.bin`.
+    /// Recorded requests instead of random ones: a v2 JSON file, a folder with `request.json` and
+    /// `request.bin`, or a folder of requests and responses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) recorded: Option<PathBuf>,
     /// What the recorded request is answered with: a v2 JSON file, or a folder with
@@ -196,6 +196,33 @@ pub(crate) struct ModelLoad {
     pub(crate) expected: Option<PathBuf>,
     #[serde(default)]
     pub(crate) tolerance: Tolerance,
+    /// Which of the recorded or random requests is sent next.
+    #[serde(default)]
+    pub(crate) order: Order,
+    #[serde(default)]
+    pub(crate) check: Check,
+}
+
+/// Which request comes next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Order {
+    /// Any of them.
+    #[default]
+    Random,
+    /// One after the other, by name where they were recorded, then from the first again.
+    Sequential,
+}
+
+/// What answers are compared with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Check {
+    /// What was recorded; nothing where there is none
+    #[default]
+    Expected,
+    /// What was recorded; else the first answer to the same inputs
+    Consistent,
 }
 
 /// Requests that their client gives up on.
@@ -454,6 +481,8 @@ impl ModelLoad {
             recorded: None,
             expected: None,
             tolerance: Tolerance::default(),
+            order: Order::default(),
+            check: Check::default(),
         }
     }
 

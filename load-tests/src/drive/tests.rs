@@ -11,7 +11,7 @@ use super::outcome::Outcome;
 use super::plot::PlotFormat;
 use super::progress::Progress;
 use super::scenario::tests::files;
-use super::scenario::{Arrivals, Bursts, Cancel, MadeCold, Mode, Scenario};
+use super::scenario::{Arrivals, Bursts, Cancel, Check, MadeCold, Mode, Order, Scenario};
 use super::target::{DataForm, Protocol, Target};
 use super::{plot, report, run};
 
@@ -131,6 +131,79 @@ async fn wrong_answers_are_found() {
             words.contains("INT32 [1, 16] instead of INT32 [1, 1]"),
             "{words}"
         );
+    }
+    server.stop().await;
+}
+
+/// A folder of requests to `add_sub` with their answers, of which each is another.
+fn recorded_pairs(folder: &std::path::Path) {
+    for number in 0..4 {
+        let tensor = |name: &str, value: i32| {
+            let data = [value; 16];
+            format!(r#"{{"name":"{name}","datatype":"INT32","shape":[1,16],"data":{data:?}}}"#)
+        };
+        let write = |what: &str, key: &str, tensors: [String; 2]| {
+            let text = format!(r#"{{"{key}":[{}]}}"#, tensors.join(","));
+            std::fs::write(folder.join(format!("{number}_{what}.json")), text).unwrap();
+        };
+        let inputs = [tensor("INPUT0", 10 * number), tensor("INPUT1", number)];
+        write("request", "inputs", inputs);
+        let outputs = [
+            tensor("OUTPUT0", 11 * number),
+            tensor("OUTPUT1", 9 * number),
+        ];
+        write("response", "outputs", outputs);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_of_many_recorded_requests_has_its_own_answer() {
+    let flags = ["--model-control-mode=explicit", "--load-model=add_sub"];
+    let server = TestServer::start(&flags).await;
+    let folder = tempfile::tempdir().unwrap();
+    recorded_pairs(folder.path());
+    let mut scenario = brief(Scenario::closed("add_sub", &[2]));
+    scenario.models[0].recorded = Some(folder.path().to_owned());
+    scenario.cold.repetitions = 12;
+    let swap = |one: &str, other: &str| {
+        let [one, other] = [one, other].map(|name| folder.path().join(name));
+        let text = std::fs::read(&one).unwrap();
+        std::fs::copy(&other, &one).unwrap();
+        std::fs::write(&other, text).unwrap();
+    };
+    for mode in [Mode::Closed, Mode::Cold] {
+        scenario.mode = mode;
+        for order in [Order::Random, Order::Sequential] {
+            scenario.models[0].order = order;
+            for target in [server.grpc(), server.http()] {
+                let outcome = outcome(&scenario, &target).await;
+                let [step] = &outcome.steps[..] else {
+                    panic!("one step");
+                };
+                assert!(!outcome.any_wrong(), "{mode:?} {:?}", step.mismatches);
+                assert!(step.all.answered > 0, "{:?}", step.error_examples);
+            }
+        }
+    }
+    // In order, so that the wrong ones are among those asked.
+    swap("1_response.json", "2_response.json");
+    let outcome = outcome(&scenario, &server.grpc()).await;
+    let step = &outcome.steps[0];
+    assert_eq!((step.all.wrong, step.all.answered), (6, 6), "{step:?}");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_requests_are_compared_with_their_first_answers() {
+    let server = TestServer::start(&[]).await;
+    let mut scenario = short_closed();
+    scenario.models[0].check = Check::Consistent;
+    scenario.models[0].variants = 3;
+    for target in [server.grpc(), server.http()] {
+        let outcome = outcome(&scenario, &target).await;
+        let step = &outcome.steps[0];
+        assert!(!outcome.any_wrong(), "{:?}", step.mismatches);
+        assert!(step.all.answered > 3, "{step:?}");
     }
     server.stop().await;
 }

@@ -65,6 +65,8 @@ fn values_that_make_no_sense_are_named() {
             "missing field `to`",
         ),
         ("expected = \"y.json\"", "recorded request"),
+        ("order = \"any\"", "unknown variant `any`"),
+        ("check = \"never\"", "unknown variant `never`"),
         ("cancel = { fraction = 2.0, after = \"1s\" }", "fraction"),
     ] {
         let error = complaint(&format!("{SHORTEST}{extra}\n"));
