@@ -38,6 +38,20 @@ impl Toolchain {
             vectors: vectors().to_owned(),
         })
     }
+
+    /// What is not as it was when the record was made, in words.
+    pub fn differences(&self, recorded: &Self) -> Vec<String> {
+        let pairs = [
+            ("rustc", &self.rustc, &recorded.rustc),
+            ("architecture", &self.architecture, &recorded.architecture),
+            ("C library", &self.libc, &recorded.libc),
+            ("vectors", &self.vectors, &recorded.vectors),
+        ];
+        let other = pairs.iter().filter(|(_, now, recorded)| now != recorded);
+        other
+            .map(|(what, now, recorded)| format!("{what}: {now} here, {recorded} on record"))
+            .collect()
+    }
 }
 
 /// As far as valgrind knows them: it hides AVX-512.
@@ -113,6 +127,24 @@ pub fn compare(now: &Counts, recorded: &Counts) -> Vec<Compared> {
     compared.collect()
 }
 
+/// That nothing is judged and why, if the counts were made with another toolchain than the record:
+/// a run that passes for this reason must not look like one whose counts were right.
+pub fn unjudged(compared: &[Compared], now: &Toolchain, recorded: &Toolchain) -> Option<String> {
+    let differences = now.differences(recorded);
+    if differences.is_empty() {
+        return None;
+    }
+    let frame = "!".repeat(80);
+    let outside = compared.iter().filter(|one| !one.is_within()).count();
+    Some(format!(
+        "{frame}\n!! NOTHING WAS JUDGED: counts of another toolchain cannot be held against the \
+         record.\n!!   {}\n!! {outside} of {} counts differ by more than {TOLERANCE} %, and none of \
+         them fails.\n!! To have them judged here: cargo counts --record\n{frame}",
+        differences.join("\n!!   "),
+        compared.len()
+    ))
+}
+
 /// Fails when a count is not what is on record, if both were made with the same toolchain.
 pub fn judge(compared: &[Compared], now: &Toolchain, recorded: &Toolchain) -> anyhow::Result<()> {
     let outside: Vec<&str> = compared
@@ -182,6 +214,17 @@ mod tests {
         let compared = compare(&counts(&[("a", 2000)]), &counts(&[("a", 1000)]));
         assert_eq!(compared[0].difference(), Some(100.0));
         assert!(judge(&compared, &toolchain("1.96.0"), &toolchain("1.95.0")).is_ok());
+        let words = unjudged(&compared, &toolchain("1.96.0"), &toolchain("1.95.0")).unwrap();
+        assert!(words.contains("NOTHING WAS JUDGED"), "{words}");
+        assert!(
+            words.contains("rustc: 1.96.0 here, 1.95.0 on record"),
+            "{words}"
+        );
+        assert!(words.contains("1 of 1 counts differ") && !words.contains("vectors"));
+        assert_eq!(
+            unjudged(&compared, &toolchain("1.95.0"), &toolchain("1.95.0")),
+            None
+        );
         assert!(judge(&compared, &toolchain("1.95.0"), &toolchain("1.95.0")).is_err());
     }
 }
