@@ -88,6 +88,10 @@ pub(crate) struct LoadFlags {
     /// N={ 1 = 3, 8 = 1 } and L={ median = 40, sigma = 0.7, to = 512 }; may be given several times
     #[arg(long, value_name = "NAME=SIZES")]
     dim: Vec<String>,
+    /// Values of an input of every model, of BYTES their lengths, as INPUT=0..1; may be given several
+    /// times
+    #[arg(long, value_name = "INPUT=FROM..TO")]
+    values: Vec<String>,
     /// Different random requests of each model, drawn ahead
     #[arg(long, value_name = "N")]
     variants: Option<usize>,
@@ -248,6 +252,17 @@ impl LoadFlags {
                 model.shapes.insert(input.to_owned(), shape.clone());
             }
         }
+        for text in &self.values {
+            let parsed = text.split_once('=').and_then(|(input, ends)| {
+                let (from, to) = ends.split_once("..")?;
+                Some((input, [from.trim().parse().ok()?, to.trim().parse().ok()?]))
+            });
+            let (input, ends) =
+                parsed.with_context(|| format!("--values {text}: expected INPUT=FROM..TO"))?;
+            for model in &mut scenario.models {
+                model.values.insert(input.to_owned(), ends);
+            }
+        }
         for model in &mut scenario.models {
             // What the shape of the file named and that of the flag does not.
             let mut dims = std::mem::take(&mut model.dims);
@@ -405,10 +420,12 @@ mod tests {
 
     #[test]
     fn shapes_and_named_sizes_are_flags_too() {
-        let made = "--model a --shape ids=N,L --shape mask=N,L --dim N=1,4 --dim L=16..128";
+        let made = "--model a --shape ids=N,L --shape mask=N,L --dim N=1,4 --dim L=16..128 \
+                    --values mask=-0.5..1";
         let made = scenario(made).unwrap();
         let model = &made.models[0];
         assert_eq!(model.shapes["ids"], model.shapes["mask"]);
+        assert_eq!(model.values["mask"], [-0.5, 1.0]);
         assert_eq!(model.dims["N"], Dimension::Choice(vec![1, 4]));
         assert_eq!(model.dims["L"], Dimension::Range(16, 128));
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/transformer-lengths.toml");
@@ -432,6 +449,8 @@ mod tests {
             ("--model a --cancel-after 1s", "--cancel-fraction"),
             ("--model a --rate=-1", "open.rates"),
             ("--model a --shape X", "expected INPUT=SIZE"),
+            ("--model a --values X=1", "expected INPUT=FROM..TO"),
+            ("--model a --values X=2..1", "values.X"),
             (
                 "--model a --shape X=1,M",
                 "shapes.X: 'M' is not one of dims",
