@@ -158,7 +158,6 @@ impl Pool {
         size.checked_add(MAPPED_EXTRA)
             .filter(|&length| length <= isize::MAX as usize)
             .and_then(|length| self.mapped_block(length, Home::System, 0))
-            .inspect(|block| populate(*block))
             .map_or_else(|| self.allocate(size, 0), NonNull::as_ptr)
     }
 
@@ -295,6 +294,10 @@ impl Pool {
             });
             block
         };
+        // What has huge pages comes in as quickly by itself.
+        if home == Home::System || length < HUGE {
+            populate(block);
+        }
         self.count_mapped(length);
         Some(block)
     }
@@ -326,8 +329,8 @@ fn header_of(block: NonNull<u8>) -> *mut Header {
     unsafe { block.as_ptr().sub(HEADER) }.cast()
 }
 
-/// Brings all pages of a fresh block in at once: it is going to be filled with a weight, and one
-/// call costs less than a fault for each page.
+/// Brings all pages of a fresh block in at once: it is going to be filled with a weight or by a run,
+/// and one call costs less than a fault for each page.
 #[expect(unsafe_code, reason = "reads a block's header and asks for its pages")]
 fn populate(block: NonNull<u8>) {
     // SAFETY: a fresh block has its header, and is a mapping of its own.
