@@ -1,9 +1,12 @@
 """Both clients over HTTP, against a live server and one that answers as it is told."""
 
 import asyncio
+import contextlib
+import http.client
 import http.server
 import json
 import os
+import resource
 import threading
 import time
 from typing import Any, Dict, Iterator, List, Tuple
@@ -169,6 +172,48 @@ def test_a_refusal_is_tried_again_when_the_server_says_so(told: Told) -> None:
     ):
         client.index()
     assert refused.value.retry_after == 1.0
+
+
+def test_a_server_that_cannot_be_in_time_is_not_asked_again(told: Told) -> None:
+    told.answers = [(503, {"Dormouse-Error-Code": "DEADLINE_EXCEEDED"}, b'{"error": "30 ms are left"}')]
+    with (
+        dormouse.Client(told.url, retry=QUICK) as client,
+        pytest.raises(dormouse.DeadlineError, match="30 ms are left"),
+    ):
+        client.index()
+    assert len(told.asked) == 1
+
+
+def test_a_request_given_up_before_it_is_connected_is_never_sent(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = http.client.HTTPConnection.connect
+    begun, given_up = threading.Event(), threading.Event()
+
+    def late(connection: http.client.HTTPConnection) -> None:
+        begun.set()
+        assert given_up.wait(60)
+        connect(connection)
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", late)
+    with dormouse.Client(told.url, check=False) as client:
+        pending = client.submit("m", {"x": np.ones(1)})
+        assert begun.wait(60) and pending.cancel()
+        given_up.set()
+        with pytest.raises(dormouse.RequestCancelled):
+            pending.result(60)
+    assert not told.asked
+
+
+def test_a_process_may_have_thousands_of_files_open(told: Told) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    told.answers = [(200, {}, b"")] * 3
+    with contextlib.ExitStack() as files, dormouse.Client(told.url, retry=False) as client:
+        for _ in range(min(1100, most - 200)):
+            files.enter_context(open(os.devnull))
+        assert all(client.is_live() for _ in range(3))
 
 
 def test_answers_of_servers_that_send_json_only(told: Told) -> None:

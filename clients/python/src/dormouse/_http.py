@@ -8,13 +8,13 @@ import gzip
 import http.client
 import json
 import math
-import select
+import selectors
 import socket
 import ssl
 import threading
 import zlib
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 from urllib.parse import quote
 
 import grpc
@@ -36,11 +36,18 @@ PIECE = 1 << 20
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
+_ERROR_CODE = "Dormouse-Error-Code"
+"""What an error is called over gRPC, where the server says so: 503 alone has several causes."""
+
+# `select` takes no descriptor from 1024 on, except where there is nothing else.
+_Selector: Type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     501: grpc.StatusCode.UNIMPLEMENTED,
@@ -60,33 +67,38 @@ class Exchange:
         self.future: Future[Answer] = Future()
         # Nobody but `cancel` ends it early.
         self.future.set_running_or_notify_cancel()
-        self._connection: Optional[http.client.HTTPConnection] = None
+        self._sock: Optional[socket.socket] = None
         self._lock = threading.Lock()
+        self._over = False
         self.cancelled = False
 
-    def uses(self, connection: Optional[http.client.HTTPConnection]) -> None:
-        """Says which connection to break off when the call is given up."""
+    def goes_on(self, sock: Optional[socket.socket] = None) -> None:
+        """Raises `RequestCancelled` when the call was given up, and says what to break off from now on."""
         with self._lock:
-            self._connection = connection
-            if self.cancelled and connection is not None:
-                _break_off(connection)
+            if self.cancelled:
+                raise _cancelled()
+            self._sock = sock
+
+    def ends(self) -> None:
+        """It is too late to give the call up: its connection may be another one's next."""
+        with self._lock:
+            self._over = True
+            self._sock = None
 
     def cancel(self) -> bool:
         """Breaks the connection off: the server stops working on it. False when it has ended."""
         with self._lock:
-            if self.future.done():
+            if self._over or self.future.done():
                 return False
             self.cancelled = True
-            if self._connection is not None:
-                _break_off(self._connection)
+            if self._sock is not None:
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
             return True
 
 
-def _break_off(connection: http.client.HTTPConnection) -> None:
-    sock = connection.sock
-    if sock is not None:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
+def _cancelled() -> ServerError:
+    return from_status(grpc.StatusCode.CANCELLED, "the request was cancelled", None)
 
 
 class _Secure(http.client.HTTPSConnection):
@@ -147,7 +159,12 @@ class Transport:
             raise from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the request has {len(body)} bytes", None)
         connection = self._connection()
         try:
-            exchange.uses(connection)
+            if connection.sock is None:
+                exchange.goes_on()
+                _patience(connection, deadline)
+                connection.connect()
+            # Nothing could be broken off before; from here on nothing is sent for nobody.
+            exchange.goes_on(connection.sock)
             _patience(connection, deadline)
             connection.request(verb, path, body or None, headers)
             response = connection.getresponse()
@@ -159,7 +176,10 @@ class Transport:
             connection.close()
             raise self._failure(error, exchange) from None
         finally:
-            exchange.uses(None)
+            exchange.ends()
+        if exchange.cancelled:
+            connection.close()
+            raise _cancelled()
         if response.will_close:
             connection.close()
         else:
@@ -175,7 +195,7 @@ class Transport:
             if connection is None:
                 break
             # One that the server has closed, or says something on that nobody asked for, is of no use.
-            if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
+            if connection.sock is not None and _is_silent(connection.sock):
                 return connection
             connection.close()
         target = self._settings.target
@@ -207,12 +227,18 @@ class Transport:
 
     def _failure(self, error: Exception, exchange: Exchange) -> ServerError:
         if exchange.cancelled:
-            return from_status(grpc.StatusCode.CANCELLED, "the request was cancelled", None)
+            return _cancelled()
         # Two kinds before Python 3.10.
         if isinstance(error, (TimeoutError, socket.timeout)):
             return from_status(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer came in time", None)
         said = f"{self._settings.target}: {error or type(error).__name__}"
         return from_status(grpc.StatusCode.UNAVAILABLE, said, None)
+
+
+def _is_silent(sock: socket.socket) -> bool:
+    with _Selector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        return not selector.select(0)
 
 
 def _patience(connection: http.client.HTTPConnection, deadline: Deadline) -> None:
@@ -333,13 +359,17 @@ def _answer(method: Method, response: http.client.HTTPResponse, content: bytes, 
 
 
 def _refusal(response: http.client.HTTPResponse, content: bytes, deadline: Deadline) -> ServerError:
-    code = _CODES.get(response.status)
-    if code is None:
+    code = grpc.StatusCode.__members__.get(response.getheader(_ERROR_CODE) or "")
+    left = deadline.left()
+    if code is not None:
+        pass
+    elif response.status == 503 and left is not None and left <= 0:
+        code = grpc.StatusCode.DEADLINE_EXCEEDED
+    elif response.status in _CODES:
+        code = _CODES[response.status]
+    else:
         known = 400 <= response.status < 500
         code = grpc.StatusCode.INVALID_ARGUMENT if known else grpc.StatusCode.INTERNAL
-    left = deadline.left()
-    if response.status == 503 and left is not None and left <= 0:
-        code = grpc.StatusCode.DEADLINE_EXCEEDED
     try:
         message = str(json.loads(content)["error"])
     except (ValueError, TypeError, KeyError):
