@@ -38,6 +38,21 @@ pub const fn http_status(code: ErrorCode) -> http::StatusCode {
     }
 }
 
+/// What the gRPC code of an error is called. HTTP answers carry it beside their status, of which
+/// 503 alone does not tell a deadline from a full queue.
+pub const fn grpc_code_name(code: ErrorCode) -> &'static str {
+    match code {
+        ErrorCode::InvalidRequest => "INVALID_ARGUMENT",
+        ErrorCode::NotFound => "NOT_FOUND",
+        ErrorCode::Unsupported => "UNIMPLEMENTED",
+        ErrorCode::Overloaded | ErrorCode::Unavailable => "UNAVAILABLE",
+        ErrorCode::NeverFits => "FAILED_PRECONDITION",
+        ErrorCode::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        ErrorCode::Cancelled => "CANCELLED",
+        ErrorCode::Internal => "INTERNAL",
+    }
+}
+
 /// The gRPC status of an error. A retry hint travels twice: as `google.rpc.RetryInfo` for
 /// programs that read details and as `grpc-retry-pushback-ms` for the retry policy built into
 /// gRPC clients.
@@ -87,6 +102,8 @@ mod tests {
         for (code, grpc, http) in table {
             assert_eq!(grpc_code(code), grpc, "{code:?}");
             assert_eq!(http_status(code).as_u16(), http, "{code:?}");
+            let name = grpc_code_name(code).replace('_', "").to_lowercase();
+            assert_eq!(name, format!("{grpc:?}").to_lowercase());
         }
     }
 

@@ -271,6 +271,8 @@ async fn an_http_request_past_its_timeout_says_so() -> Result<()> {
         .await?;
     ensure!(answer.status >= 400, "{}", answer.status);
     ensure!(!answer.error()?.is_empty());
+    let code = answer.header("dormouse-error-code");
+    ensure!(code == Some("DEADLINE_EXCEEDED"), "{code:?}");
     wire::infer(&client, slow("slow", 10)).await?;
     server.assert_healthy().await
 }

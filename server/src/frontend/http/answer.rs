@@ -18,12 +18,15 @@ use super::coding::{self, Coding};
 use super::infer::{HEADER_LENGTH, OutputPlan};
 use super::tensor_data::{self, put};
 use crate::error::ServeError;
-use crate::frontend::status::http_status;
+use crate::frontend::status::{grpc_code_name, http_status};
 use crate::request::InferResponse;
 use crate::timeline::ColdRequest;
 
 /// Tensors smaller than this are copied behind the JSON instead of being a piece of their own.
 const SMALL: usize = 8 << 10;
+
+/// The header that says what an error is called over gRPC.
+const ERROR_CODE: &str = "dormouse-error-code";
 
 /// A body in pieces that are sent as they are.
 #[derive(Debug, Default)]
@@ -216,6 +219,8 @@ impl Answer {
 #[derive(Debug)]
 pub(super) struct Failure {
     pub status: StatusCode,
+    /// What the service said, not what HTTP itself found wrong.
+    pub code: Option<ErrorCode>,
     pub message: String,
     pub retry_after: Option<Duration>,
     /// The methods that would have been right.
@@ -226,6 +231,7 @@ impl Failure {
     pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self {
             status,
+            code: None,
             message: message.into(),
             retry_after: None,
             allow: None,
@@ -244,6 +250,7 @@ impl From<ServeError> for Failure {
         }
         Self {
             status: http_status(error.code()),
+            code: Some(error.code()),
             message: error.message().to_owned(),
             retry_after: error.retry_hint(),
             allow: None,
@@ -259,6 +266,12 @@ impl IntoResponse for Failure {
         let mut response = Answer::json(json).into_response(Coding::Identity);
         *response.status_mut() = self.status;
         let headers: &mut HeaderMap = response.headers_mut();
+        if let Some(code) = self.code {
+            headers.insert(
+                HeaderName::from_static(ERROR_CODE),
+                HeaderValue::from_static(grpc_code_name(code)),
+            );
+        }
         if let Some(wait) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
         }
@@ -387,6 +400,16 @@ mod tests {
         assert_eq!(response.headers()["retry-after"], "2");
         assert_eq!(response.headers()["content-type"], "application/json");
         assert_eq!(whole_seconds(Duration::ZERO), 1);
+    }
+
+    #[test]
+    fn errors_carry_the_code_that_they_have_over_grpc() {
+        let error = ServeError::new(ErrorCode::DeadlineExceeded, "too late");
+        let response = Failure::from(error).into_response();
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()[ERROR_CODE], "DEADLINE_EXCEEDED");
+        let response = Failure::bad_request("not JSON").into_response();
+        assert!(!response.headers().contains_key(ERROR_CODE));
     }
 
     #[test]
