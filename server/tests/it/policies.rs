@@ -76,14 +76,14 @@ async fn answers_leave_in_the_order_of_their_requests_when_that_is_asked_for() -
     let kept = patiently("an answer is kept back", async {
         loop {
             let mut call = spawn(1);
-            match tokio::time::timeout(Duration::from_millis(300), &mut call).await {
+            match tokio::time::timeout(Duration::from_secs(1), &mut call).await {
                 Ok(answer) => answer??,
                 Err(_) => return anyhow::Ok(call),
             };
         }
     })
     .await??;
-    ensure!(!endless.is_finished() && !kept.is_finished());
+    ensure!(!endless.is_finished(), "the endless run is over");
     endless.abort();
     let answer = patiently("the kept answer leaves", kept).await???;
     ensure!(output::<i64>(&answer, "COUNT", &[1])? == [1]);
@@ -100,7 +100,7 @@ async fn a_preferred_size_runs_at_once_and_fewer_wait_for_the_delay() -> Result<
         )
     };
     // Longer than the test's patience, and long enough to send three requests in.
-    for (name, delay) in [("patient", 600_000_000), ("brief", 2_000_000)] {
+    for (name, delay) in [("patient", 600_000_000), ("brief", 8_000_000)] {
         repository.add(name, Model::new("add_sub").config(&config(delay)))?;
     }
     let mut server = TestServer::over(&repository).start().await?;

@@ -16,7 +16,8 @@ async fn a_storm_on_a_sleeping_model_is_answered_by_one_load() -> Result<()> {
     let model = Generated::new(256, 16);
     let repository = TestRepository::new()?;
     let store = TestStore::new()?;
-    model.add(&repository, "model", &parameters(&[("keep_alive", "1s")]))?;
+    // Longer than a busy machine takes to send a storm.
+    model.add(&repository, "model", &parameters(&[("keep_alive", "10s")]))?;
     settled().await;
     let mut server = TestServer::over(&repository)
         .arg(store.flag())
