@@ -62,8 +62,8 @@ def activate():
         waiting, _, _ = select.select([http, grpc], [], [], 0.05)
         if not waiting:
             continue
-        child = start()
         starts += 1
+        child = start()
         said.append([])
         while b"STOPPING=1" not in said[-1]:
             said[-1].append(notify.recv(64))
@@ -89,11 +89,11 @@ try:
     for number in range(rounds):
         call(number)
         if number % 2 == 0:
-            # Wait for the end, so that the next connection has to start a process.
-            ended, patience = len(statuses), time.monotonic() + PATIENCE
-            while len(statuses) == ended and time.monotonic() < patience:
+            # Wait until all have ended, so that the next connection has to start a process.
+            patience = time.monotonic() + PATIENCE
+            while len(statuses) < starts and time.monotonic() < patience:
                 time.sleep(0.005)
-            assert len(statuses) > ended, "the server did not end when idle"
+            assert len(statuses) == starts, "the server did not end when idle"
         else:
             # Around the end: as it decides, as it leaves, just after.
             time.sleep(idle * chance.uniform(0.9, 1.15))

@@ -4,11 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use crate::generated::{Generated, TestStore, parameters, preparations, settled};
 use crate::race::Numbers;
 use crate::repository::TestRepository;
-use crate::server::{TestServer, eventually};
+use crate::server::{TestServer, eventually, patiently};
 use crate::wake::wakes_from;
 
 /// 512 KiB of weights in a pack.
@@ -265,12 +266,15 @@ async fn a_store_that_cannot_be_written_is_told_of_once_and_read() -> Result<()>
     ensure!(kind.as_deref() == Some("prepared"), "{kind:?}");
     let kind = MODEL.weights(1).ask(&client, "other").await?;
     ensure!(kind.as_deref() == Some("source"), "{kind:?}");
-    let told = server.log.records();
-    let told = told.iter().filter(|record| {
-        let message = record["message"].as_str().unwrap_or_default();
-        record["level"] == "WARN" && message.contains("the prepared store cannot be written")
-    });
-    ensure!(told.count() == 1, "{}", server.log.tail());
+    let told = |records: &[Value]| {
+        let told = records.iter().filter(|record| {
+            let message = record["message"].as_str().unwrap_or_default();
+            record["level"] == "WARN" && message.contains("the prepared store cannot be written")
+        });
+        Some(told.count()).filter(|&times| times > 0)
+    };
+    let times = patiently("the log tells of it", server.log.wait_for(told)).await??;
+    ensure!(times == 1, "{}", server.log.tail());
     server.assert_healthy().await
 }
 

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -195,13 +195,16 @@ async fn the_next_wake_takes_up_new_files_whole() -> Result<()> {
     OLD.ask(&client, "model").await?;
     // Callers all the while: each answer is of the old files or of the new ones.
     let stop = Arc::new(AtomicBool::new(false));
+    // How much longer they leave it alone: where calls take long, too many meet for it to sleep.
+    let rest = Arc::new(AtomicU64::new(0));
+    let seen = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
     let (old, new) = (OLD.answer(1.0), NEW.answer(1.0));
     let traffic: Vec<_> = (0..4)
         .map(|caller| {
             let (client, stop) = (client.clone(), Arc::clone(&stop));
+            let (rest, seen) = (Arc::clone(&rest), Arc::clone(&seen));
             let (old, new) = (old.clone(), new.clone());
             tokio::spawn(async move {
-                let mut seen = [0; 2];
                 while !stop.load(Ordering::Relaxed) {
                     let answer = client
                         .clone()
@@ -209,30 +212,39 @@ async fn the_next_wake_takes_up_new_files_whole() -> Result<()> {
                         .await?
                         .into_inner();
                     let found = output::<f32>(&answer, "Y", &[1, OLD.size as i64])?;
-                    match () {
-                        () if found == old => seen[0] += 1,
-                        () if found == new => seen[1] += 1,
-                        () => anyhow::bail!("half: {:?}…", &found[..4]),
-                    }
-                    tokio::time::sleep(Duration::from_millis(7 + 3 * caller)).await;
+                    let known = [&old, &new].iter().position(|known| **known == found);
+                    let known = known.with_context(|| format!("half: {:?}…", &found[..4]))?;
+                    seen[known].fetch_add(1, Ordering::Relaxed);
+                    let rest = rest.load(Ordering::Relaxed);
+                    tokio::time::sleep(Duration::from_millis(7 + 3 * caller + rest)).await;
                 }
-                anyhow::Ok(seen)
+                anyhow::Ok(())
             })
         })
         .collect();
     let folder = repository.model_dir("model").join("1");
-    for _ in 0..30 {
-        renameat_with(CWD, &folder, CWD, &spare, RenameFlags::EXCHANGE)?;
-        tokio::time::sleep(Duration::from_millis(30)).await;
-    }
+    let mut exchanges = 0;
+    eventually("both were seen", || {
+        exchanges += 1;
+        let pause = 30 + rest.load(Ordering::Relaxed) * 2;
+        if exchanges > 30 {
+            rest.fetch_add(10, Ordering::Relaxed);
+        }
+        let exchanged = renameat_with(CWD, &folder, CWD, &spare, RenameFlags::EXCHANGE);
+        let both = seen.iter().all(|seen| seen.load(Ordering::Relaxed) > 0);
+        async move {
+            exchanged?;
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            Ok(both && exchanges >= 30 && exchanges % 2 == 0)
+        }
+    })
+    .await
+    .with_context(|| format!("{seen:?}"))?;
     stop.store(true, Ordering::Relaxed);
-    let mut seen = [0; 2];
     for caller in traffic {
-        let counts = caller.await?;
-        let counts = counts.with_context(|| format!("log:\n{}", server.log.tail()))?;
-        seen = [seen[0] + counts[0], seen[1] + counts[1]];
+        let ended = caller.await?;
+        ended.with_context(|| format!("log:\n{}", server.log.tail()))?;
     }
-    ensure!(seen.iter().all(|&count| count > 0), "{seen:?}");
     // An even number of exchanges: the old ones again, and from now on only they.
     sleeps(&server).await?;
     OLD.ask(&client, "model").await?;

@@ -11,6 +11,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
@@ -18,7 +19,7 @@ use tokio::process::Command;
 
 use crate::foreign::prepare;
 use crate::python_client::{PACKAGES, client_folder};
-use crate::server::{engine_installed, patiently, target_dir};
+use crate::server::{PATIENCE, engine_installed, target_dir};
 
 const PORTS: [(&str, &str); 3] = [
     ("8000", "DORMOUSE_HTTP_PORT"),
@@ -99,6 +100,30 @@ fn matches(found: &str, shown: &str) -> bool {
     shown.ends_with('…') || rest.trim().is_empty()
 }
 
+/// Ports that nobody listens on. They are below those that the system chooses from for whoever
+/// asks for any, where it leaves some: so they are free still when a server of the page starts.
+fn free_ports(count: usize) -> Result<Vec<u16>> {
+    const LOWEST: u32 = 10_000;
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let chosen_from = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
+    let first = chosen_from.split_whitespace().next().unwrap_or_default();
+    let room = first.parse::<u32>()?.saturating_sub(LOWEST);
+    // Other processes of tests begin elsewhere.
+    let start = std::process::id().wrapping_mul(97);
+    let mut free = Vec::new();
+    while free.len() < count {
+        let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
+        ensure!(taken < 10_000, "no port is free");
+        let port = match room {
+            0..1000 => 0,
+            room => LOWEST + start.wrapping_add(taken) % room,
+        };
+        free.extend(TcpListener::bind(("127.0.0.1", u16::try_from(port)?)));
+    }
+    let port = |listener: &TcpListener| Ok(listener.local_addr()?.port());
+    free.iter().map(port).collect()
+}
+
 /// A shell's folder, its ports and the script that runs a page in it.
 struct Session {
     folder: TempDir,
@@ -115,14 +140,7 @@ impl Session {
         symlink(models, folder.path().join("server/tests/models"))?;
         let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
         symlink(configs, folder.path().join("configs"))?;
-        let free: Vec<_> = PORTS
-            .iter()
-            .map(|_| TcpListener::bind(("127.0.0.1", 0)))
-            .collect::<Result<_, _>>()?;
-        let ports = free
-            .iter()
-            .map(|listener| Ok(listener.local_addr()?.port()))
-            .collect::<Result<_>>()?;
+        let ports = free_ports(PORTS.len())?;
         Ok(Self { folder, ports })
     }
 
@@ -182,7 +200,10 @@ impl Session {
         for ((_, variable), port) in PORTS.iter().zip(&self.ports) {
             shell.env(variable, port.to_string());
         }
-        patiently("the page's commands end", shell.status()).await??;
+        // A page has many commands.
+        tokio::time::timeout(PATIENCE * 5, shell.status())
+            .await
+            .context("the page's commands do not end")??;
         Ok(())
     }
 

@@ -33,7 +33,7 @@ fn totals(strategy: &str) -> String {
 
 fn repository() -> Result<TestRepository> {
     let repository = TestRepository::new()?;
-    let idle = "max_sequence_idle_microseconds: 5000000";
+    let idle = "max_sequence_idle_microseconds: 60000000";
     let one = "instance_group [ { kind: KIND_CPU count: 1 } ]";
     let direct = totals(&format!(
         "{idle} direct {{ max_queue_delay_microseconds: 2000 minimum_slot_utilization: 0.5 }}"
@@ -41,9 +41,11 @@ fn repository() -> Result<TestRepository> {
     let oldest = totals(&format!(
         "{idle} oldest {{ max_candidate_sequences: 6 max_queue_delay_microseconds: 2000 }}"
     ));
-    let single = totals("oldest { max_candidate_sequences: 1 }");
+    // Waited for, and longer than a busy machine takes from one step to the next.
+    let single =
+        totals("max_sequence_idle_microseconds: 5000000 oldest { max_candidate_sequences: 1 }");
     let patient =
-        totals("max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 1 }");
+        totals("max_sequence_idle_microseconds: 120000000 oldest { max_candidate_sequences: 1 }");
     let sleepy = totals("max_sequence_idle_microseconds: 60000000");
     let sleepy = format!(
         r#"{sleepy} parameters {{ key: "dormouse.keep_alive" value {{ string_value: "200ms" }} }}"#
@@ -59,7 +61,7 @@ fn repository() -> Result<TestRepository> {
         input [ { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
         output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
         sequence_batching {
-          max_sequence_idle_microseconds: 5000000
+          max_sequence_idle_microseconds: 60000000
           control_input [ { name: "START" control [
             { kind: CONTROL_SEQUENCE_START bool_false_true: [ false, true ] } ] } ]
           state [ { input_name: "STATE_IN" output_name: "STATE_OUT" data_type: TYPE_INT32 dims: [ 1 ]
@@ -96,7 +98,7 @@ fn repository() -> Result<TestRepository> {
     };
     let ragged = [
         r#"max_batch_size: 8
-        dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 500000 }
+        dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 5000000 }
         input [ { name: "INPUT" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true } ]
         output [ { name: "SUM" data_type: TYPE_FP32 dims: [ 1 ] },
                  { name: "ELEMENTS" data_type: TYPE_FP32 dims: [ 1 ] },
