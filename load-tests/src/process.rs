@@ -74,7 +74,7 @@ impl ServerProcess {
             || (with_http && server.http.is_none())
             || (with_metrics && server.metrics.is_none())
         {
-            match receiver.recv_timeout(Duration::from_secs(30)) {
+            match receiver.recv_timeout(Duration::from_secs(120)) {
                 Ok(Ok((protocol, address))) => match protocol.as_str() {
                     "grpc" => server.grpc = address,
                     "http" => server.http = Some(address),
@@ -82,7 +82,7 @@ impl ServerProcess {
                     _ => {}
                 },
                 Ok(Err(last)) => bail!("{} ended: {last}", program.display()),
-                Err(_) => bail!("{} did not listen within 30 s", program.display()),
+                Err(_) => bail!("{} did not listen within 120 s", program.display()),
             }
         }
         Ok(server)

@@ -96,9 +96,9 @@ def test_a_hint_beyond_reason_or_the_deadline_ends_it(fake: Fake) -> None:
     with pytest.raises(dormouse.UnavailableError) as refused:
         infer(fake)
     assert refused.value.retry_after == 5000
-    refuse(fake, 9, grpc.StatusCode.UNAVAILABLE, after=5)
+    refuse(fake, 9, grpc.StatusCode.UNAVAILABLE, after=9)
     with pytest.raises(dormouse.UnavailableError):
-        infer(fake, timeout=1)
+        infer(fake, timeout=8)
 
 
 def test_waits_double_and_are_spread() -> None:

@@ -22,7 +22,7 @@ fn a_quiet_model_is_served_beside_a_flooded_one() -> Result<()> {
 
 #[test]
 fn slow_clients_are_hung_up_on_and_others_served() -> Result<()> {
-    let arguments = ["hostile", "slow", "--connections", "40", "--wait", "16s"];
+    let arguments = ["hostile", "slow", "--connections", "40", "--wait", "24s"];
     let verdict = verdict(&arguments)?;
     all_met(&verdict, &TIMES)?;
     // Bodies have more time.

@@ -142,7 +142,7 @@ impl GrpcInferenceService for Fake {
             "unavailable once" if attempt == 1 => Err(Status::unavailable("waking")),
             "busy twice" | "unavailable once" => Ok(Response::new(echo(request, headers))),
             "busy for an hour" => Err(refused(Code::Unavailable, Duration::from_secs(3600))),
-            "busy for a second" => Err(refused(Code::Unavailable, Duration::from_secs(1))),
+            "busy for a while" => Err(refused(Code::Unavailable, Duration::from_secs(9))),
             "hung" => std::future::pending().await,
             "too late" => Err(Status::deadline_exceeded("cannot start in time")),
             name => Err(Status::not_found(format!("model {name:?} is unknown"))),

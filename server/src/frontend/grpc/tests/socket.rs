@@ -285,7 +285,7 @@ async fn who_speaks_http_1_is_told_so() {
 #[tokio::test]
 async fn old_connections_are_replaced_without_a_failed_call() {
     let server = Server::start(GrpcOptions {
-        max_connection_age: Some(Duration::from_millis(5)),
+        max_connection_age: Some(Duration::from_millis(200)),
         ..Default::default()
     })
     .await;
@@ -295,7 +295,7 @@ async fn old_connections_are_replaced_without_a_failed_call() {
         tokio::spawn(async move { client.model_infer(request("gate", "", "x")).await })
     };
     server.fake.until_active(1).await;
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    tokio::time::sleep(Duration::from_millis(400)).await;
     server.fake.open_gate(1);
     call.await.unwrap().unwrap();
     client.model_infer(request("echo", "", "x")).await.unwrap();
