@@ -9,7 +9,7 @@ mod tests;
 
 pub use self::heap::release_memory;
 pub use self::limit::{LimitSource, MemoryLimit};
-pub use self::pressure::{Pressure, PressureGauge};
+pub use self::pressure::{Pressure, PressureGauge, Wall};
 
 use std::path::Path;
 

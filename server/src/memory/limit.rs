@@ -142,10 +142,23 @@ impl ControlGroup {
 
     /// The least limit of the group and of those around it.
     fn limit(&self) -> Option<MemoryLimit> {
-        let files: &[&str] = match self.version {
-            Version::One => &["memory.limit_in_bytes"],
-            Version::Two => &["memory.max", "memory.high"],
-        };
+        match self.version {
+            Version::One => self.least_of(&["memory.limit_in_bytes"]),
+            Version::Two => self.least_of(&["memory.max", "memory.high"]),
+        }
+    }
+
+    /// The least limit past which the kernel kills, with the files of the group that has it.
+    pub(super) fn wall(&self) -> Option<(u64, UsageFiles)> {
+        let limit = match self.version {
+            Version::One => self.least_of(&["memory.limit_in_bytes"]),
+            Version::Two => self.least_of(&["memory.max"]),
+        }?;
+        let files = self.usage_files_in(&self.folder_of(&limit));
+        Some((limit.bytes, files))
+    }
+
+    fn least_of(&self, files: &[&str]) -> Option<MemoryLimit> {
         let mut least: Option<MemoryLimit> = None;
         for folder in self.upwards() {
             for file in files {
@@ -171,27 +184,38 @@ impl ControlGroup {
             .take_while(|folder| folder.starts_with(&self.top))
     }
 
-    /// The group whose limit is the least: where the process will meet the wall.
-    fn narrowest(&self) -> PathBuf {
-        match self.limit().map(|limit| limit.source) {
-            Some(LimitSource::ControlGroup(file)) => {
-                file.parent().unwrap_or(&self.folder).to_owned()
-            }
-            _ => self.folder.clone(),
+    /// The group that has this limit.
+    fn folder_of(&self, limit: &MemoryLimit) -> PathBuf {
+        match &limit.source {
+            LimitSource::ControlGroup(file) => file.parent().unwrap_or(&self.folder).to_owned(),
+            LimitSource::Host => self.folder.clone(),
         }
     }
 
-    /// Files to read the group's use from.
+    /// Files to read the use of the group from whose limit is the least.
     pub(super) fn usage_files(&self) -> UsageFiles {
-        let folder = self.narrowest();
-        let (current, inactive_file) = match self.version {
-            Version::One => ("memory.usage_in_bytes", "total_inactive_file"),
-            Version::Two => ("memory.current", "inactive_file"),
+        let narrowest = self.limit().map(|limit| self.folder_of(&limit));
+        self.usage_files_in(narrowest.as_deref().unwrap_or(&self.folder))
+    }
+
+    fn usage_files_in(&self, folder: &Path) -> UsageFiles {
+        let (current, droppable, reclaimable): (_, &[_], &[_]) = match self.version {
+            Version::One => (
+                "memory.usage_in_bytes",
+                &["total_inactive_file"],
+                &["total_inactive_file", "total_active_file"],
+            ),
+            Version::Two => (
+                "memory.current",
+                &["inactive_file"],
+                &["inactive_file", "active_file", "slab_reclaimable"],
+            ),
         };
         UsageFiles {
             current: folder.join(current),
             stat: folder.join("memory.stat"),
-            inactive_file,
+            droppable,
+            reclaimable,
             stall: folder.join("memory.pressure"),
         }
     }
@@ -202,7 +226,9 @@ impl ControlGroup {
 pub(super) struct UsageFiles {
     pub(super) current: PathBuf,
     pub(super) stat: PathBuf,
-    /// The name of the line in `stat`.
-    pub(super) inactive_file: &'static str,
+    /// The line in `stat` with page cache that nobody misses.
+    pub(super) droppable: &'static [&'static str],
+    /// The lines in `stat` with all that the kernel takes back before it kills.
+    pub(super) reclaimable: &'static [&'static str],
     pub(super) stall: PathBuf,
 }

@@ -10,14 +10,22 @@ use super::{MemoryLimit, kibibytes, number};
 pub struct Pressure {
     /// The limit the other numbers are to be held against.
     pub limit_bytes: Option<u64>,
-    /// The limit is that of a control group.
-    pub is_of_group: bool,
     /// What is used of the limit, without page cache that can be dropped at once.
     pub used_bytes: Option<u64>,
+    /// How near the control group is to where the kernel kills, if it has such a limit.
+    pub wall: Option<Wall>,
     /// What the whole machine can still give.
     pub available_bytes: Option<u64>,
     /// Share of the last ten seconds in which something waited for memory, from 0 to 1.
     pub stalled: Option<f64>,
+}
+
+/// A control group's limit past which the kernel kills somebody in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wall {
+    pub limit_bytes: u64,
+    /// What the kernel cannot take back before it kills: page cache, in use or not, goes first.
+    pub kept_bytes: u64,
 }
 
 impl Pressure {
@@ -33,14 +41,14 @@ impl Pressure {
         }
     }
 
-    /// Whether requests must be refused before the kernel kills: a twentieth of a control group's
-    /// limit is left. On a machine that is shared it would be others who decide.
+    /// Whether requests must be refused before the kernel kills: a twentieth of what the control
+    /// group may have is left. Neither what others leave of the machine nor a limit past which the
+    /// kernel only stalls says anything of that.
     pub fn is_critical(&self) -> bool {
-        self.is_of_group
-            && self
-                .headroom_bytes()
-                .zip(self.limit_bytes)
-                .is_some_and(|(left, limit)| left < limit / 20)
+        self.wall.is_some_and(|wall| {
+            let left = wall.limit_bytes.saturating_sub(wall.kept_bytes);
+            left < wall.limit_bytes / 20
+        })
     }
 
     /// Whether to give memory back out of turn: a sixteenth of the limit is left, or less than a
@@ -54,11 +62,13 @@ impl Pressure {
     }
 }
 
-/// Takes readings; three or four small files each, some tens of microseconds.
+/// Takes readings; a handful of small files each, some tens of microseconds.
 #[derive(Clone, Debug)]
 pub struct PressureGauge {
     limit: Option<MemoryLimit>,
     group: Option<UsageFiles>,
+    /// The group that is killed in, and its limit.
+    wall: Option<(u64, UsageFiles)>,
     meminfo: PathBuf,
     host_stall: PathBuf,
 }
@@ -71,9 +81,11 @@ impl PressureGauge {
 
     /// As [`PressureGauge::new`] with `proc` and `sys` below `root`.
     pub fn in_root(root: &Path) -> Self {
+        let group = ControlGroup::find(root);
         Self {
             limit: MemoryLimit::detect_in(root),
-            group: ControlGroup::find(root).map(|group| group.usage_files()),
+            wall: group.as_ref().and_then(ControlGroup::wall),
+            group: group.map(|group| group.usage_files()),
             meminfo: root.join("proc/meminfo"),
             host_stall: root.join("proc/pressure/memory"),
         }
@@ -90,7 +102,10 @@ impl PressureGauge {
         let available_bytes = kibibytes(&meminfo, "MemAvailable:");
         let of_host = || kibibytes(&meminfo, "MemTotal:")?.checked_sub(available_bytes?);
         let used_bytes = match self.limit.as_ref().map(|limit| &limit.source) {
-            Some(LimitSource::ControlGroup(_)) => self.group.as_ref().and_then(group_use),
+            Some(LimitSource::ControlGroup(_)) => {
+                let group = self.group.as_ref();
+                group.and_then(|group| group_use(group, group.droppable))
+            }
             Some(LimitSource::Host) => of_host(),
             None => None,
         };
@@ -99,11 +114,16 @@ impl PressureGauge {
             .as_ref()
             .and_then(|group| stalled(&group.stall))
             .or_else(|| stalled(&self.host_stall));
-        let source = self.limit.as_ref().map(|limit| &limit.source);
+        let wall = self.wall.as_ref().and_then(|(limit_bytes, group)| {
+            Some(Wall {
+                limit_bytes: *limit_bytes,
+                kept_bytes: group_use(group, group.reclaimable)?,
+            })
+        });
         Pressure {
             limit_bytes: self.limit.as_ref().map(|limit| limit.bytes),
-            is_of_group: matches!(source, Some(LimitSource::ControlGroup(_))),
             used_bytes,
+            wall,
             available_bytes,
             stalled,
         }
@@ -116,19 +136,16 @@ impl Default for PressureGauge {
     }
 }
 
-fn group_use(files: &UsageFiles) -> Option<u64> {
+/// What a group uses beside these lines of its statistics.
+fn group_use(files: &UsageFiles, beside: &[&str]) -> Option<u64> {
     let current = number(&files.current)?;
-    // Page cache counts against the group, but what is inactive goes before anything is killed.
-    let inactive = std::fs::read_to_string(&files.stat)
-        .ok()
-        .and_then(|stat| {
-            stat.lines().find_map(|line| {
-                let (name, value) = line.split_once(' ')?;
-                (name == files.inactive_file).then(|| value.trim().parse::<u64>().ok())?
-            })
-        })
-        .unwrap_or(0);
-    Some(current.saturating_sub(inactive))
+    let stat = std::fs::read_to_string(&files.stat).unwrap_or_default();
+    let values = stat.lines().filter_map(|line| {
+        let (name, value) = line.split_once(' ')?;
+        let is_beside = beside.contains(&name);
+        is_beside.then(|| value.trim().parse::<u64>().ok())?
+    });
+    Some(current.saturating_sub(values.fold(0, u64::saturating_add)))
 }
 
 /// `some avg10=1.50 avg60=...`: the share in percent.

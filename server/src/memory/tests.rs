@@ -135,7 +135,7 @@ fn pressure_is_that_of_the_group_with_the_limit() {
         ("sys/fs/cgroup/pod/memory.current", "1500000\n"),
         (
             "sys/fs/cgroup/pod/memory.stat",
-            "anon 5\ninactive_file 400000\n",
+            "anon 5\ninactive_file 400000\nactive_file 200000\nslab_reclaimable 50000\n",
         ),
         (
             "sys/fs/cgroup/pod/memory.pressure",
@@ -147,8 +147,11 @@ fn pressure_is_that_of_the_group_with_the_limit() {
     let sample = PressureGauge::in_root(root.path()).sample();
     let expected = Pressure {
         limit_bytes: Some(2_000_000),
-        is_of_group: true,
         used_bytes: Some(1_100_000),
+        wall: Some(Wall {
+            limit_bytes: 2_000_000,
+            kept_bytes: 850_000,
+        }),
         available_bytes: Some(4000 << 10),
         stalled: Some(0.025),
     };
@@ -179,8 +182,8 @@ fn without_a_group_the_machine_is_read() {
 fn waiting_is_high_pressure_only_where_little_is_left() {
     let mut pressure = Pressure {
         limit_bytes: Some(1600),
-        is_of_group: true,
         used_bytes: Some(1200),
+        wall: None,
         available_bytes: None,
         stalled: Some(0.12),
     };
@@ -200,18 +203,87 @@ fn waiting_is_high_pressure_only_where_little_is_left() {
 fn little_headroom_is_high_pressure() {
     let mut pressure = Pressure {
         limit_bytes: Some(1600),
-        is_of_group: true,
         used_bytes: Some(1500),
+        wall: None,
         available_bytes: None,
         stalled: None,
     };
     assert!(!pressure.is_high());
     pressure.used_bytes = Some(1501);
-    assert!(pressure.is_high() && !pressure.is_critical());
-    pressure.used_bytes = Some(1521);
-    assert!(pressure.is_critical());
-    pressure.is_of_group = false;
-    assert!(!pressure.is_critical(), "others on the machine may have it");
+    assert!(pressure.is_high());
+}
+
+/// Memory as a container with a limit of 2000 kB sees it, with other files in addition.
+fn in_container(current: &str, stat: &str, others: &[(&str, &str)]) -> Pressure {
+    let mut files = vec![
+        ("proc/self/cgroup", "0::/pod\n"),
+        ("sys/fs/cgroup/pod/memory.max", "2048000\n"),
+        ("sys/fs/cgroup/pod/memory.current", current),
+        ("sys/fs/cgroup/pod/memory.stat", stat),
+    ];
+    files.extend(others);
+    let root = root(&files);
+    PressureGauge::in_root(root.path()).sample()
+}
+
+#[test]
+fn a_container_is_almost_full_when_a_twentieth_is_left() {
+    let stat = "anon 1900000\ninactive_file 1000\nactive_file 500\nslab_reclaimable 100\n";
+    assert!(!in_container("1947200\n", stat, &[HOST]).is_critical());
+    assert!(in_container("1947201\n", stat, &[HOST]).is_critical());
+    // A limit on the machine is not one that kills in this process.
+    let alone = root(&[(
+        "proc/meminfo",
+        "MemTotal: 16000 kB\nMemFree: 9 kB\nMemAvailable: 1 kB\n",
+    )]);
+    let alone = PressureGauge::in_root(alone.path()).sample();
+    assert!(alone.is_high() && !alone.is_critical());
+}
+
+#[test]
+fn a_container_is_not_full_because_its_neighbours_are() {
+    let starved = (
+        "proc/meminfo",
+        "MemTotal: 16000 kB\nMemFree: 9 kB\nMemAvailable: 50 kB\n",
+    );
+    let pressure = in_container("100000\n", "anon 100000\n", &[starved]);
+    assert!(pressure.is_high(), "{pressure:?}");
+    assert!(!pressure.is_critical(), "{pressure:?}");
+}
+
+#[test]
+fn where_the_kernel_only_stalls_nothing_is_refused() {
+    let high = [HOST, ("sys/fs/cgroup/pod/memory.high", "1024000\n")];
+    let pressure = in_container("1023000\n", "anon 1000000\n", &high);
+    assert!(pressure.is_high(), "{pressure:?}");
+    assert!(!pressure.is_critical(), "{pressure:?}");
+    // The limit that kills may be that of a group around.
+    let around = [
+        ("proc/self/cgroup", "0::/pod/box\n"),
+        ("sys/fs/cgroup/pod/box/memory.max", "max\n"),
+        ("sys/fs/cgroup/pod/box/memory.high", "1024000\n"),
+        ("sys/fs/cgroup/pod/box/memory.current", "2000\n"),
+    ];
+    assert!(in_container("2040000\n", "anon 1\n", &around).is_critical());
+}
+
+#[test]
+fn page_cache_in_use_does_not_fill_a_container() {
+    let stat = "anon 300000\ninactive_file 1000\nactive_file 1500000\nslab_reclaimable 200000\n";
+    let pressure = in_container("2040000\n", stat, &[HOST]);
+    assert!(!pressure.is_critical(), "{pressure:?}");
+    let one = root(&[
+        HOST,
+        ("proc/self/cgroup", "4:memory:/a\n"),
+        ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "2048000\n"),
+        ("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "2040000\n"),
+        (
+            "sys/fs/cgroup/memory/a/memory.stat",
+            "active_file 1\ntotal_inactive_file 5\ntotal_active_file 1500000\n",
+        ),
+    ]);
+    let pressure = PressureGauge::in_root(one.path()).sample();
+    assert!(!pressure.is_critical(), "{pressure:?}");
 }
 
 #[test]
