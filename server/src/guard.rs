@@ -38,7 +38,7 @@ use self::tls::Tls;
 pub(crate) use self::tls::Transport;
 pub use self::tls::{ClientAuth, TlsConfig};
 pub use self::visitor::Door;
-pub(crate) use self::visitor::{StreamQuota, is_grpc};
+pub(crate) use self::visitor::{StreamPermit, StreamQuota, is_grpc};
 use self::watch::Watched;
 use crate::config::{ListenConfig, Secret};
 use crate::metrics::Metrics;

@@ -9,6 +9,7 @@ use dormouse_core::shape::Shape;
 use dormouse_core::time::Timestamp;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::host::InFlightBytes;
 use crate::shared_memory::RegionSlice;
 use crate::spans::RequestSpan;
 use crate::timeline::ColdRequest;
@@ -51,6 +52,8 @@ pub struct RawRequest {
     pub wishes: Option<Box<Wishes>>,
     /// Present when it is recorded.
     pub span: Option<RequestSpan>,
+    /// What counts as in flight of it; none while it is small.
+    pub held: Option<InFlightBytes>,
 }
 
 /// The call that a request came by.
@@ -170,6 +173,8 @@ pub struct InferRequest {
     /// Present when the model's requests come in sequences, and only then.
     pub sequence: Option<Box<SequenceStep>>,
     pub span: Option<RequestSpan>,
+    /// What counts as in flight of it: all of it once it is queued.
+    pub held: Option<InFlightBytes>,
 }
 
 /// The answer to an [`InferRequest`].

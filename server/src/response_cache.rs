@@ -241,6 +241,7 @@ mod tests {
             received: Timestamp::default(),
             sequence: None,
             span: None,
+            held: None,
         }
     }
 

@@ -45,7 +45,7 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 use crate::alarm::Ring;
 use crate::engine::StopHandle;
 use crate::error::ServeError;
-use crate::host::{Host, InFlightBytes};
+use crate::host::Host;
 use crate::isolation::IsolatedEngine;
 use crate::metrics::{FailureReason, UnitMetrics};
 use crate::request::{InferRequest, InferResponse, Tensor};
@@ -194,7 +194,6 @@ struct Pending {
     /// Inputs whose shapes may differ from those of others in the run.
     ragged: Option<Arc<RaggedSpec>>,
     cold: bool,
-    _bytes: InFlightBytes,
 }
 
 impl BatchItem for Pending {

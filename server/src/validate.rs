@@ -70,6 +70,7 @@ pub fn validate(spec: &ModelSpec, raw: RawRequest) -> Result<InferRequest, Serve
         received: raw.received,
         sequence,
         span: raw.span,
+        held: raw.held,
     })
 }
 

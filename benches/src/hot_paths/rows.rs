@@ -49,6 +49,7 @@ fn batch() -> Vec<InferRequest> {
         received: Timestamp::ZERO,
         sequence: None,
         span: None,
+        held: None,
     };
     (0..ROWS).map(|_| request()).collect()
 }

@@ -114,7 +114,16 @@ fn bytes_in_flight(config: &Config) -> ByteSize {
     if configured.0 > most {
         tracing::info!(limit = %ByteSize(most), "bytes of requests in flight are limited by memory");
     }
-    configured.min(ByteSize(most))
+    let limit = configured.min(ByteSize(most));
+    let largest = config.limits.http_max_input;
+    let largest = largest.max(config.limits.grpc_max_message);
+    if limit < largest {
+        tracing::warn!(
+            %limit, %largest,
+            "requests may be larger than all of them together: those above the limit are refused (limits.max_request_bytes_in_flight, http.max_input_size, grpc.max_input_size)"
+        );
+    }
+    limit
 }
 
 pub(super) async fn registry(

@@ -28,12 +28,11 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use http_body::Body as _;
 use tokio::sync::Semaphore;
 
 use self::answer::{Answer, Failure};
-use self::body::{BodyHead, Room};
+use self::body::{BodyHead, Received, Room};
 use self::coding::Coding;
 use self::routes::{Access, Memory, ModelRef, Route};
 use crate::error::ServeError;
@@ -182,16 +181,16 @@ impl App {
                 return answered;
             }
             Route::Load(model) => {
-                let body = self.read_body(head, body, 0).await?;
+                let Received { bytes, held: _held } = self.read_body(head, body, 0).await?;
                 let overrides = self
-                    .work(body.len() as u64, move || control::read_load(&body))
+                    .work(bytes.len() as u64, move || control::read_load(&bytes))
                     .await??;
                 service.load(&model, overrides).await?;
                 return Ok(Answer::json(Vec::new()).into_response(Coding::Identity));
             }
             Route::Unload(model) => {
                 let body = self.read_body(head, body, 0).await?;
-                control::read_unload(&body)?;
+                control::read_unload(&body.bytes)?;
                 service.unload(&model).await?;
                 return Ok(Answer::json(Vec::new()).into_response(Coding::Identity));
             }
@@ -208,7 +207,7 @@ impl App {
             }
             Route::Index => {
                 let body = self.read_body(head, body, 0).await?;
-                documents::index(&service.index(control::read_index(&body)?))
+                documents::index(&service.index(control::read_index(&body.bytes)?))
             }
             Route::Models => documents::models(&service.index(true)),
             Route::Overview => documents::overview(&service.overview(&page::query(&head.query)?)),
@@ -226,7 +225,7 @@ impl App {
     async fn extension(&self, route: Route, head: &Head, body: Body) -> Result<Vec<u8>, Failure> {
         let extensions = self.service.extensions();
         let regions = &extensions.shared_memory;
-        let body = self.read_body(head, body, 0).await?;
+        let Received { bytes: body, .. } = self.read_body(head, body, 0).await?;
         Ok(match route {
             Route::LogSettings(access) => {
                 if access == Access::Change {
@@ -279,7 +278,11 @@ impl App {
             Some(value) => Some(infer::header_length(value.as_bytes())?),
             None => None,
         };
-        let body = self
+        // Counts until the request is queued, where it counts by itself.
+        let Received {
+            bytes: body,
+            mut held,
+        } = self
             .read_body(head, body, header_length.unwrap_or_default())
             .await?;
         let parsed = if header_length == Some(0) {
@@ -289,13 +292,18 @@ impl App {
             // Only the JSON takes time; the binary tail is never looked at.
             let json = header_length.unwrap_or(body.len()) as u64;
             let limits = self.limits.request;
-            self.work(json, move || {
-                infer::parse(&body, header_length, received, &limits)
-            })
-            .await??
+            // With the bytes: a caller who leaves does not end the reading.
+            let parse = move || {
+                let parsed = infer::parse(&body, header_length, received, &limits);
+                (parsed, held)
+            };
+            let (parsed, still_held) = self.work(json, parse).await?;
+            held = still_held;
+            parsed?
         };
         let request = RawRequest {
             span: span.clone(),
+            held,
             ..parsed.request
         };
         let answered = self
@@ -328,7 +336,7 @@ impl App {
     }
 
     /// Reads a body; what begins at `offset` in it is aligned.
-    async fn read_body(&self, head: &Head, body: Body, offset: usize) -> Result<Bytes, Failure> {
+    async fn read_body(&self, head: &Head, body: Body, offset: usize) -> Result<Received, Failure> {
         let length = body.size_hint().exact();
         let body_head = BodyHead::read(&head.headers, length)?;
         let room = Room::new(&self.limits, &self.service.host().in_flight);

@@ -98,6 +98,7 @@ fn falls_apart_within_bounds(output: &Tensor) {
         received: RECEIVED,
         sequence: None,
         span: None,
+        held: None,
     };
     let first = request(rows / 2);
     let second = request(rows - rows / 2);

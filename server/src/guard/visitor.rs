@@ -339,6 +339,11 @@ impl StreamQuota {
 
 #[cfg(test)]
 impl StreamQuota {
+    /// Bytes of the stream come.
+    pub(crate) fn receive(&self, bytes: usize) -> Result<(), Refusal> {
+        self.arriving.receive(bytes as u64)
+    }
+
     /// Of a client who may have so many bytes under way.
     pub(crate) fn of_bytes(bytes: u64) -> Self {
         let limits = super::QuotaLimits {

@@ -156,7 +156,7 @@ pub(super) fn describe(recorder: &PrometheusRecorder) {
     gauge("dormouse_loads_running", "Loads under way");
     gauge(
         "dormouse_request_bytes_in_flight",
-        "Bytes of requests that are queued or running",
+        "Bytes of requests that arrive, wait or run",
     );
     counter(
         "dormouse_memory_returned_bytes_total",

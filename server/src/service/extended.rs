@@ -144,7 +144,7 @@ impl Service {
             // With the bytes: a caller who leaves does not end the copying.
             Ok((read, reserved))
         };
-        let (read, _reserved) = if total <= INLINE {
+        let (read, reserved) = if total <= INLINE {
             read()?
         } else {
             blocking(read).await?
@@ -154,6 +154,10 @@ impl Service {
                 input.data = Bytes::from(data);
             }
         }
+        request.held = match request.held.take() {
+            Some(held) => Some(held.and(reserved)),
+            None => Some(reserved),
+        };
         Ok(())
     }
 }

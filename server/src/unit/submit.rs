@@ -123,7 +123,8 @@ impl Unit {
             .flatten()
             .map(|tensor| tensor.data.len() as u64)
             .sum();
-        let permit = self.host.in_flight.reserve(bytes)?;
+        let held = request.held.take();
+        request.held = Some(self.host.in_flight.reserve_beside(held, bytes)?);
         let (reply, receiver) = oneshot::channel();
         let priority = request.priority;
         let deadline = request.deadline;
@@ -141,7 +142,6 @@ impl Unit {
             batchable: self.spec.runs_rows_together,
             ragged: self.spec.ragged.clone(),
             cold,
-            _bytes: permit,
         };
         let pushed = state.batcher.push(
             Waiting {

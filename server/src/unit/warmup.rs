@@ -74,6 +74,7 @@ impl Unit {
             deadline: None,
             received: Timestamp::ZERO,
             span: None,
+            held: None,
             sequence: self
                 .spec
                 .sequence

@@ -9,7 +9,7 @@ use dormouse_core::time::Timestamp;
 use crate::activity::Hold;
 use crate::error::ServeError;
 use crate::extensions::Extensions;
-use crate::host::InFlight;
+use crate::host::{InFlight, InFlightBytes};
 use crate::request::{InferResponse, RawRequest};
 use crate::service::{IndexEntry, LoadOverrides, ModelDescription, ServerInfo, Service};
 use crate::spans::Tracer;
@@ -27,6 +27,13 @@ pub(crate) trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
     /// What messages count against while they arrive.
     fn in_flight(&self) -> Option<&Arc<InFlight>> {
         None
+    }
+    /// Counts a message that has come until it is queued, where it counts by itself.
+    fn count(&self, bytes: usize) -> Result<Option<InFlightBytes>, ServeError> {
+        match self.in_flight() {
+            Some(in_flight) => in_flight.reserve_arrived(bytes),
+            None => Ok(None),
+        }
     }
     fn info(&self) -> ServerInfo;
     fn extensions(&self) -> &Extensions;

@@ -36,6 +36,8 @@ pub(super) struct Steady<B> {
     /// Only there while we wait.
     waiting: Option<Pin<Box<Sleep>>>,
     receiving: Receiving,
+    /// The most that there was of the one message.
+    most_held: usize,
 }
 
 /// Whether a client may take its time between messages.
@@ -65,6 +67,15 @@ impl Message {
 
     fn is_begun(&self) -> bool {
         self.received > 0
+    }
+
+    /// How long it says that it is, once it does.
+    fn announced(&self) -> u64 {
+        let [_, length @ ..] = self.prefix;
+        match self.received {
+            ..PREFIX => 0,
+            _ => u32::from_be_bytes(length).into(),
+        }
     }
 
     /// Takes note of more bytes: of this message and of those that follow it.
@@ -102,6 +113,7 @@ impl<B> Steady<B> {
             progress: 0,
             waiting: None,
             receiving: Receiving::default(),
+            most_held: 0,
         }
     }
 
@@ -120,7 +132,13 @@ impl<B> Steady<B> {
             self.progress = 0;
             self.waiting = None;
         }
-        let held = self.receiving.hold(self.message.held());
+        let mut held = self.message.held();
+        if self.waits == Waits::OneNow {
+            // There is no other, so that what has come of it is there until all is.
+            held = held.max(self.most_held);
+            self.most_held = held;
+        }
+        let held = self.receiving.hold(held, self.message.announced());
         held.map_err(|error| to_status(&error))
     }
 
@@ -320,15 +338,43 @@ mod tests {
     #[tokio::test]
     async fn a_message_on_its_way_counts_as_bytes_in_flight_until_it_is_there() {
         let in_flight = InFlight::new(ByteSize::mib(3));
+        let _others = in_flight.reserve(1 << 19).unwrap();
         let mut frames = message(2 << 20, 1 << 20);
-        frames.extend(message(4 << 20, 1 << 20));
+        frames.extend(message(3 << 20, 1 << 20));
         let body = sent(frames, Duration::ZERO);
-        let body = Steady::new(body, PATIENCE, Waits::OneNow).counted(Some(&in_flight));
+        let body = Steady::new(body, PATIENCE, Waits::Forever).counted(Some(&in_flight));
         let before = Limit::BytesInFlight.refusals();
         let (read, status) = failure(body).await;
         assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
         assert!(read >= 2 << 20, "{read}");
-        assert_eq!(in_flight.used(), 0);
+        assert_eq!(in_flight.used(), 1 << 19);
         assert!(Limit::BytesInFlight.refusals() > before);
+    }
+
+    #[tokio::test]
+    async fn the_only_message_of_a_call_counts_until_it_is_taken_over() {
+        let in_flight = InFlight::new(ByteSize::mib(3));
+        let body = sent(message(1 << 20, 1 << 18), Duration::ZERO);
+        let body = Steady::new(body, PATIENCE, Waits::OneNow);
+        let mut body = body.counted(Some(&in_flight));
+        let mut read = 0;
+        while read < PREFIX + (1 << 20) {
+            let frame = body.frame().await.unwrap().unwrap();
+            read += frame.data_ref().map_or(0, Bytes::len);
+        }
+        assert!(in_flight.used() > 3 << 18, "{}", in_flight.used());
+        drop(body);
+        assert_eq!(in_flight.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_message_that_never_fits_is_refused_before_it_has_come() {
+        let in_flight = InFlight::new(ByteSize::mib(3));
+        let _others = in_flight.reserve(3 << 20).unwrap();
+        let body = sent(message(4 << 20, 1 << 18), Duration::ZERO);
+        let body = Steady::new(body, PATIENCE, Waits::OneNow);
+        let (read, status) = failure(body.counted(Some(&in_flight))).await;
+        assert_eq!(read, 0);
+        assert_eq!(status.code(), tonic::Code::InvalidArgument, "{status}");
     }
 }

@@ -70,13 +70,20 @@ impl<R, A> BoundedCodec<R, A> {
     }
 }
 
+/// A message with the bytes that it had on the wire, once decompressed.
+#[derive(Debug, Default)]
+pub(super) struct Received<R> {
+    pub(super) message: R,
+    pub(super) bytes: usize,
+}
+
 impl<R, A> Codec for BoundedCodec<R, A>
 where
     R: Message + Default + 'static,
     A: Encode,
 {
     type Encode = A;
-    type Decode = R;
+    type Decode = Received<R>;
     type Encoder = AnswerEncoder<A>;
     type Decoder = BoundedDecoder<R>;
 
@@ -102,11 +109,13 @@ pub(super) struct BoundedDecoder<R> {
 }
 
 impl<R: Message + Default> Decoder for BoundedDecoder<R> {
-    type Item = R;
+    type Item = Received<R>;
     type Error = Status;
 
-    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<R>, Status> {
-        decode_bounded(self.cost, self.limit, buf).map(Some)
+    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<Received<R>>, Status> {
+        let bytes = buf.remaining();
+        let message = decode_bounded(self.cost, self.limit, buf)?;
+        Ok(Some(Received { message, bytes }))
     }
 
     fn buffer_settings(&self) -> BufferSettings {

@@ -17,6 +17,7 @@ use tracing::error;
 
 use super::answer::Answer;
 use super::backend::Backend;
+use super::codec::Received;
 use super::contents::{self, Place};
 use super::deadline::CallTime;
 use super::wishes;
@@ -34,15 +35,22 @@ pub(super) async fn model_infer<B: Backend>(
     backend: &B,
     time: CallTime,
     span: Option<RequestSpan>,
-    mut request: pb::ModelInferRequest,
+    received: Received<pb::ModelInferRequest>,
     limits: &RequestLimits,
 ) -> Result<Response<Answer>, Status> {
+    let held = backend.count(received.bytes);
+    let mut request = received.message;
     let name = std::mem::take(&mut request.model_name);
     let version = std::mem::take(&mut request.model_version);
     if let Some(span) = &span {
         span.asks(&name, &version, &request.id);
     }
-    let answered = match read_request(&name, time, request, limits) {
+    let read = held.and_then(|held| {
+        let mut raw = read_request(&name, time, request, limits)?;
+        raw.held = held;
+        Ok(raw)
+    });
+    let answered = match read {
         Ok(mut raw) => {
             raw.origin = Origin::Unary;
             raw.span = span.clone();
@@ -117,6 +125,7 @@ pub(super) fn read_request(
         origin: Origin::Stream,
         wishes: wishes.some(),
         span: None,
+        held: None,
     })
 }
 

@@ -3,7 +3,6 @@
 use std::future::Future;
 
 use bytes::Bytes;
-use dormouse_proto::inference as pb;
 use futures_util::StreamExt;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::{Body as _, Frame};
@@ -21,7 +20,7 @@ use tower::Service as _;
 use super::answer::{Answer, StreamAnswer};
 use super::backend::Backend;
 use super::body::{Steady, Stoppable, Waits};
-use super::codec::{self, BoundedCodec};
+use super::codec::{self, BoundedCodec, Received};
 use super::deadline::{CallTime, grpc_timeout};
 use super::stream::{self, Limited, StreamTerms};
 use super::{
@@ -141,7 +140,7 @@ impl<B: Backend> Router<B> {
         let response = self
             .grpc(codec, limit, true)
             .unary(
-                tower::service_fn(|request: tonic::Request<pb::ModelInferRequest>| {
+                tower::service_fn(|request: tonic::Request<Received<_>>| {
                     let limits = &self.options.request;
                     infer::model_infer(
                         &self.backend,
@@ -181,7 +180,7 @@ impl<B: Backend> Router<B> {
         };
         let timeout = time.deadline.map(|deadline| deadline - time.received);
         let request = self.steady(request, Waits::Forever);
-        let service = |request: tonic::Request<tonic::Streaming<pb::ModelInferRequest>>| {
+        let service = |request: tonic::Request<tonic::Streaming<Received<_>>>| {
             let answers = stream::answers(
                 self.backend.clone(),
                 request.into_inner(),
@@ -277,8 +276,11 @@ impl<B: Backend> Router<B> {
         let limit = self.options.max_message_size;
         let codec = BoundedCodec::new(wire::load_request_cost, limit);
         let request = self.steady(request, Waits::OneNow);
-        let service = tower::service_fn(|request: tonic::Request<_>| {
-            repository::load(&self.backend, request.into_inner())
+        let service = tower::service_fn(|request: tonic::Request<Received<_>>| async {
+            let Received { message, bytes } = request.into_inner();
+            let held = self.backend.count(bytes);
+            let _held = held.map_err(|error| to_status(&error))?;
+            repository::load(&self.backend, message).await
         });
         let response = self.grpc(codec, limit, false).unary(service, request).await;
         note_refusal(&response);

@@ -9,7 +9,6 @@ use std::time::Duration;
 use dormouse_proto::inference as pb;
 use futures_util::stream::{BoxStream, Stream, StreamExt};
 use http::HeaderMap;
-use prost::Message;
 use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -17,12 +16,13 @@ use tonic::Status;
 use self::ordered::{Job, Weigh, ordered};
 use super::answer::{Answer, StreamAnswer};
 use super::backend::Backend;
-use super::codec;
+use super::codec::{self, Received};
 use super::deadline::CallTime;
 use super::infer::{log_internal, read_request};
 use crate::error::ServeError;
 use crate::frontend::status::to_status;
-use crate::guard::StreamQuota;
+use crate::guard::{Refusal, StreamPermit, StreamQuota};
+use crate::host::InFlightBytes;
 use crate::limits::RequestLimits;
 use crate::request::Turn;
 use crate::spans::Protocol;
@@ -63,7 +63,7 @@ pub(super) fn answers<B, R>(
 ) -> BoxStream<'static, Result<StreamAnswer, Status>>
 where
     B: Backend,
-    R: Stream<Item = Result<pb::ModelInferRequest, Status>> + Send + 'static,
+    R: Stream<Item = Result<Received<pb::ModelInferRequest>, Status>> + Send + 'static,
 {
     let stopped = shutdown.clone();
     // An endless source after the signal would keep the stream open: one last error ends it.
@@ -79,12 +79,20 @@ where
         .take_until(shutdown.cancelled_owned())
         .chain(farewell)
         .map(move |request| {
-            let in_sequence = request
+            let arrived = request.map(|received| Arrived {
+                // From here on: many may be read before the first of them is worked on.
+                quota: (terms.quota.as_ref())
+                    .map(|quota| quota.enter(received.bytes))
+                    .transpose(),
+                held: backend.count(received.bytes),
+                request: received.message,
+            });
+            let in_sequence = arrived
                 .as_ref()
-                .is_ok_and(|request| request.parameters.contains_key("sequence_id"));
+                .is_ok_and(|arrived| arrived.request.parameters.contains_key("sequence_id"));
             let turn = in_sequence.then(|| Turn::after(&mut last_turn));
             Job {
-                work: answer(backend.clone(), request, (terms.clone(), turn)),
+                work: answer(backend.clone(), arrived, (terms.clone(), turn)),
                 is_step: in_sequence,
             }
         });
@@ -102,25 +110,32 @@ impl Weigh for Result<StreamAnswer, Status> {
     }
 }
 
+/// A request that was read, with what it counts against.
+struct Arrived {
+    request: pb::ModelInferRequest,
+    /// Its client's quota, if there is one.
+    quota: Result<Option<StreamPermit>, Refusal>,
+    /// What all requests may hold; nothing of a small one counts before it is queued.
+    held: Result<Option<InFlightBytes>, ServeError>,
+}
+
 async fn answer<B: Backend>(
     backend: B,
-    request: Result<pb::ModelInferRequest, Status>,
+    arrived: Result<Arrived, Status>,
     (terms, turn): (StreamTerms, Option<Turn>),
 ) -> Result<StreamAnswer, Status> {
-    let mut request = request.inspect_err(|status| {
+    let arrived = arrived.inspect_err(|status| {
         codec::note_refusal(status.code(), status.message().as_bytes());
     })?;
+    let mut request = arrived.request;
     let time = CallTime {
         received: backend.now(),
         ..terms.time
     };
-    // All of it: tensors may be in other places than raw contents.
-    let quota = terms.quota.as_ref();
-    let counted = quota.map(|quota| quota.enter(request.encoded_len()));
     let model_name = std::mem::take(&mut request.model_name);
     let model_version = std::mem::take(&mut request.model_version);
     let id = request.id.clone();
-    let _counted = match counted.transpose() {
+    let _counted = match arrived.quota {
         Ok(counted) => counted,
         Err(refusal) if terms.fail_fast => return Err(refusal.status()),
         Err(refusal) => {
@@ -138,7 +153,12 @@ async fn answer<B: Backend>(
     if let Some(span) = &span {
         span.asks(&model_name, &model_version, &id);
     }
-    let outcome = match read_request(&model_name, time, request, &terms.limits) {
+    let read = arrived.held.and_then(|held| {
+        let mut raw = read_request(&model_name, time, request, &terms.limits)?;
+        raw.held = held;
+        Ok(raw)
+    });
+    let outcome = match read {
         Ok(mut raw) => {
             match &mut raw.sequence {
                 Some(sequence) => sequence.turn = turn,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::HttpLimits;
 use super::answer::Failure;
 use super::coding::{Coding, DecodeError, Decoder};
-use crate::host::{InFlight, Receiving};
+use crate::host::{InFlight, InFlightBytes, Receiving};
 use crate::limits::Limit;
 
 /// Bytes that count as progress: fewer than these within the time limit is a stalled client.
@@ -78,19 +78,26 @@ impl<'a> Room<'a> {
     }
 }
 
+/// A body, and what counts as in flight of it as long as this is kept.
+#[derive(Debug, Default)]
+pub(super) struct Received {
+    pub(super) bytes: Bytes,
+    pub(super) held: Option<InFlightBytes>,
+}
+
 /// Reads a whole body. `offset` bytes into it stands what should be aligned for any element type.
 pub(super) async fn read<B>(
     mut body: B,
     head: BodyHead,
     offset: usize,
     room: Room<'_>,
-) -> Result<Bytes, Failure>
+) -> Result<Received, Failure>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
     let failure = match collect(&mut body, head, offset, room).await {
-        Ok(bytes) => return Ok(bytes),
+        Ok(received) => return Ok(received),
         Err(failure) => failure,
     };
     if failure.status != StatusCode::REQUEST_TIMEOUT && !head.expects_leave {
@@ -104,7 +111,7 @@ async fn collect<B>(
     head: BodyHead,
     offset: usize,
     room: Room<'_>,
-) -> Result<Bytes, Failure>
+) -> Result<Received, Failure>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
@@ -115,6 +122,9 @@ where
     if head.length.is_some_and(|length| length > limit) {
         return Err(too_large(limit));
     }
+    // What is compressed says how long it is and not how long it will be.
+    let announced = head.length.filter(|_| head.coding == Coding::Identity);
+    let announced = announced.unwrap_or_default();
     let max_chunks = limits.max_chunks();
     let padding = offset.wrapping_neg() % ALIGNMENT;
     let mut decoder = Decoder::new(head.coding, limit, padding);
@@ -161,7 +171,7 @@ where
         decoder
             .push(&chunk)
             .map_err(|error| decoding(error, limit))?;
-        receiving.hold(decoder.held())?;
+        receiving.hold(decoder.held(), announced)?;
         progress += chunk.len();
         if progress >= PROGRESS {
             progress = 0;
@@ -170,10 +180,14 @@ where
     }
     if sent == 0 {
         // Nothing was sent, so nothing was compressed, whatever the header says.
-        return Ok(Bytes::new());
+        return Ok(Received::default());
     }
     let bytes = decoder.finish().map_err(|error| decoding(error, limit))?;
-    Ok(Bytes::from(bytes).slice(padding..))
+    receiving.hold(bytes.len(), announced)?;
+    Ok(Received {
+        bytes: Bytes::from(bytes).slice(padding..),
+        held: receiving.received(),
+    })
 }
 
 fn decoding(error: DecodeError, limit: u64) -> Failure {
@@ -221,6 +235,7 @@ where
 mod tests {
     use std::convert::Infallible;
 
+    use dormouse_core::id::ByteSize;
     use futures_util::stream::{self, StreamExt};
     use http_body::Frame;
     use http_body_util::{Full, StreamBody};
@@ -273,7 +288,7 @@ mod tests {
                 let body = Full::new(Bytes::from(sent.clone()));
                 let read_back =
                     read(body, head(coding, declared), 0, alone(&limits(100_000))).await;
-                assert_eq!(read_back.unwrap(), plain);
+                assert_eq!(read_back.unwrap().bytes, plain);
                 let body = Full::new(Bytes::from(sent.clone()));
                 let failure = read(body, head(coding, declared), 0, alone(&limits(99_999)))
                     .await
@@ -294,7 +309,7 @@ mod tests {
             alone(&HttpLimits::default()),
         )
         .await;
-        assert_eq!(read_back.unwrap().len(), 65_536);
+        assert_eq!(read_back.unwrap().bytes.len(), 65_536);
         for count in [65_537, 1_000_000] {
             let failure = read(
                 ones(count),
@@ -310,7 +325,25 @@ mod tests {
         // The same bytes under a declared length are what a slow network delivers.
         let declared = head("identity", Some(70_000));
         let read_back = read(ones(70_000), declared, 0, alone(&HttpLimits::default())).await;
-        assert_eq!(read_back.unwrap().len(), 70_000);
+        assert_eq!(read_back.unwrap().bytes.len(), 70_000);
+    }
+
+    #[tokio::test]
+    async fn a_body_counts_as_bytes_in_flight_until_it_is_let_go() {
+        let limits = HttpLimits::default();
+        let in_flight = InFlight::new(ByteSize(600 << 10));
+        let body = || Full::new(Bytes::from(vec![9u8; 500_000]));
+        let room = || Room::new(&limits, &in_flight);
+        let received = read(body(), head("identity", None), 0, room()).await;
+        let received = received.unwrap();
+        assert_eq!(in_flight.used(), 512 << 10);
+        let refused = read(body(), head("identity", None), 0, room()).await;
+        assert_eq!(refused.unwrap_err().status, 503);
+        drop(received);
+        assert_eq!(in_flight.used(), 0);
+        read(body(), head("identity", None), 0, room())
+            .await
+            .unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -364,7 +397,8 @@ mod tests {
                 alone(&HttpLimits::default()),
             )
             .await
-            .unwrap();
+            .unwrap()
+            .bytes;
             assert_eq!(bytes.len(), 10_000);
             assert_eq!(bytes[offset..].as_ptr() as usize % 8, 0);
         }
@@ -376,8 +410,8 @@ mod tests {
             axum::Router::new().fallback(async move |request: http::Request<axum::body::Body>| {
                 let (parts, body) = request.into_parts();
                 let head = BodyHead::read(&parts.headers, body.size_hint().exact())?;
-                let bytes = read(body, head, 0, alone(&limits)).await?;
-                Ok::<_, Failure>(bytes.len().to_string())
+                let received = read(body, head, 0, alone(&limits)).await?;
+                Ok::<_, Failure>(received.bytes.len().to_string())
             });
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();

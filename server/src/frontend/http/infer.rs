@@ -144,6 +144,7 @@ pub(super) fn parse(
         origin: Origin::Http,
         wishes: wishes.some(),
         span: None,
+        held: None,
     };
     Ok(Parsed { request, plan })
 }

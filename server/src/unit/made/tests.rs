@@ -69,6 +69,7 @@ fn request(value: i32, id: u64, start: bool) -> InferRequest {
         received: Timestamp::ZERO,
         sequence: Some(Box::new(SequenceStep { step, turn: None })),
         span: None,
+        held: None,
     }
 }
 

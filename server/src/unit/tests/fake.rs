@@ -445,6 +445,7 @@ pub(super) fn request(number: i32) -> InferRequest {
         received: Default::default(),
         sequence: None,
         span: None,
+        held: None,
     }
 }
 

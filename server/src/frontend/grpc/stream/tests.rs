@@ -1,5 +1,7 @@
+use dormouse_core::id::ByteSize;
 use futures_util::FutureExt;
 use futures_util::stream;
+use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
@@ -22,6 +24,20 @@ fn terms(fail_fast: bool, in_flight: usize) -> StreamTerms {
 }
 
 type Answers = BoxStream<'static, Result<StreamAnswer, Status>>;
+
+/// As the function of this name, for requests as they come off the wire.
+fn answers<R>(fake: Fake, requests: R, terms: StreamTerms, shutdown: CancellationToken) -> Answers
+where
+    R: Stream<Item = Result<pb::ModelInferRequest, Status>> + Send + 'static,
+{
+    let received = requests.map(|request| {
+        request.map(|message| Received {
+            bytes: message.encoded_len(),
+            message,
+        })
+    });
+    super::answers(fake, received, terms, shutdown)
+}
 
 fn answering(fake: &Fake, requests: &[(&str, &str)], terms: StreamTerms) -> Answers {
     let requests: Vec<_> = requests
@@ -245,4 +261,62 @@ async fn tensors_count_against_a_quota_wherever_a_request_has_them() {
     };
     assert!(message.contains("quota"), "{message}");
     assert_eq!(id(answers.next().await), "2");
+}
+
+/// What was refused, and the ids of all that came.
+async fn refusals(answers: &mut Answers) -> (Vec<String>, Vec<String>) {
+    let (mut refused, mut ids) = (Vec::new(), Vec::new());
+    while let Some(answer) = answers.next().await {
+        let answer = answer.unwrap();
+        if let StreamAnswer::Failure { message, .. } = &answer {
+            refused.push(message.clone());
+        }
+        ids.push(id(Some(Ok(answer))));
+    }
+    (refused, ids)
+}
+
+#[tokio::test]
+async fn requests_in_quick_succession_are_refused_one_by_one_and_the_stream_goes_on() {
+    const BYTES: usize = 100 << 10;
+    let fake = Fake::new();
+    let quota = StreamQuota::of_bytes(256 << 10);
+    let terms = StreamTerms {
+        quota: Some(quota.clone()),
+        ..terms(false, 64)
+    };
+    let requests = stream::iter(0..10).map(move |index| {
+        let received = quota.receive(BYTES);
+        received.map_err(|refusal| refusal.status())?;
+        Ok(request("gate", &index.to_string(), vec![0; BYTES]))
+    });
+    let mut answers = answers(fake.clone(), requests, terms, CancellationToken::new());
+    fake.open_gate(2);
+    let (refused, ids) = refusals(&mut answers).await;
+    assert_eq!(refused.len(), 8, "{refused:?}");
+    assert!(refused.iter().all(|why| why.contains("quota")));
+    assert_eq!(ids, ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]);
+}
+
+#[tokio::test]
+async fn requests_count_as_bytes_in_flight_from_when_they_are_read() {
+    let fake = Fake::with_room(ByteSize::mib(4));
+    let mut requests: Vec<_> = (0..3)
+        .map(|_| Ok(request("gate", "", vec![0; 1 << 20])))
+        .collect();
+    requests.push(Ok(request("gate", "small", "x")));
+    requests.push(Ok(request("gate", "large", vec![0; 1 << 20])));
+    let requests = stream::iter(requests);
+    let shutdown = CancellationToken::new();
+    let mut answers = answers(fake.clone(), requests, terms(false, 8), shutdown);
+    assert!(answers.next().now_or_never().is_none());
+    let in_flight = fake.in_flight().unwrap();
+    assert!((3 << 20..4 << 20).contains(&in_flight.used()));
+    fake.open_gate(4);
+    let (refused, _) = refusals(&mut answers).await;
+    let [why] = &refused[..] else {
+        panic!("{refused:?}");
+    };
+    assert!(why.contains("max_request_bytes_in_flight"), "{why}");
+    assert_eq!(in_flight.used(), 0);
 }

@@ -4,8 +4,10 @@ use std::io::Write;
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use dormouse_core::id::ByteSize;
 use dormouse_proto::inference as pb;
 use flate2::write::GzEncoder;
+use futures_util::FutureExt;
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::{BodyExt, Full, StreamBody};
 use prost::Message;
@@ -13,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::super::GrpcOptions;
+use super::super::backend::Backend;
 use super::super::router::Router;
 use super::fake::{Fake, request};
 use crate::frontend::health;
@@ -368,4 +371,27 @@ async fn what_is_not_grpc_is_refused_by_http_status() {
         router.handle(get).await.status(),
         StatusCode::METHOD_NOT_ALLOWED
     );
+}
+
+#[tokio::test]
+async fn a_call_counts_as_bytes_in_flight_until_its_model_has_it() {
+    let fake = Fake::with_room(ByteSize::mib(4));
+    let router = router(&fake);
+    let in_flight = fake.in_flight().unwrap();
+    let large = request("gate", "", vec![0; 500_000]);
+    let mut calls: Vec<_> = (0..8)
+        .map(|_| Box::pin(outcome(&router, infer(&large))))
+        .collect();
+    for call in &mut calls {
+        assert!(call.now_or_never().is_none());
+    }
+    assert!(in_flight.used() >= 8 * 500_000, "{}", in_flight.used());
+    let refused = outcome(&router, infer(&large)).await;
+    assert_eq!(refused.code, Code::Unavailable, "{}", refused.message);
+    fake.open_gate(9);
+    for call in calls {
+        assert_eq!(call.await.code, Code::Ok);
+    }
+    assert_eq!(in_flight.used(), 0);
+    assert_eq!(outcome(&router, infer(&large)).await.code, Code::Ok);
 }

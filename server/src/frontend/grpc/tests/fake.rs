@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dormouse_core::code::ErrorCode;
+use dormouse_core::id::ByteSize;
 use dormouse_core::time::Timestamp;
 use dormouse_proto::inference as pb;
 use pb::model_infer_request::InferInputTensor;
@@ -14,6 +15,7 @@ use tokio::sync::{Semaphore, watch};
 use super::super::backend::Backend;
 use crate::error::ServeError;
 use crate::extensions::Extensions;
+use crate::host::InFlight;
 use crate::request::{InferResponse, RawRequest, Tensor};
 use crate::service::{IndexEntry, IndexState, LoadOverrides, ModelDescription, ServerInfo};
 use crate::stats::VersionStatistics;
@@ -35,6 +37,7 @@ struct State {
     /// Requests to `turns` whose turn came.
     turns: AtomicUsize,
     extensions: Extensions,
+    in_flight: Arc<InFlight>,
 }
 
 /// Counts a request while it lives, and as cancelled when it is dropped without an answer.
@@ -54,6 +57,11 @@ impl Drop for Guard<'_> {
 
 impl Fake {
     pub(crate) fn new() -> Self {
+        Self::with_room(ByteSize::gib(1))
+    }
+
+    /// One whose requests may have so many bytes together.
+    pub(crate) fn with_room(bytes: ByteSize) -> Self {
         Self(Arc::new(State {
             start: tokio::time::Instant::now(),
             ready: watch::Sender::new(true),
@@ -63,6 +71,7 @@ impl Fake {
             gate: Semaphore::new(0),
             turns: AtomicUsize::new(0),
             extensions: Extensions::default(),
+            in_flight: InFlight::new(bytes),
         }))
     }
 
@@ -148,6 +157,10 @@ impl Backend for Fake {
 
     fn now(&self) -> Timestamp {
         Timestamp::ZERO + self.0.start.elapsed()
+    }
+
+    fn in_flight(&self) -> Option<&Arc<InFlight>> {
+        Some(&self.0.in_flight)
     }
 
     fn info(&self) -> ServerInfo {
