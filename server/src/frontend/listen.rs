@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use http::Version;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -198,15 +199,24 @@ async fn run(
         connections.spawn(server.clone().serve(stream, permit));
     }
     stopping.cancel();
-    if options.queue_survives {
-        drop(listener);
-    } else {
-        for stream in waiting.into_iter().chain(listener.rest()) {
-            let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
-                break;
-            };
-            connections.spawn(server.clone().serve(stream, permit));
+    let rest = match options.queue_survives {
+        true => {
+            drop(listener);
+            Vec::new()
         }
+        false => listener.rest(),
+    };
+    // This one is in nobody's queue any more. Room comes as those that idle are closed.
+    if let Some(stream) = waiting
+        && let Ok(permit) = Arc::clone(&permits).acquire_owned().await
+    {
+        connections.spawn(server.clone().serve(stream, permit));
+    }
+    for stream in rest {
+        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
+            break;
+        };
+        connections.spawn(server.clone().serve(stream, permit));
     }
     while connections.join_next().await.is_some() {}
 }
@@ -248,7 +258,8 @@ impl Server {
         let max_streams = u64::from(self.options.max_concurrent_streams);
         let service = service_fn(move |request: hyper::Request<Incoming>| {
             let under_way = requests.begin();
-            if requests.under_way() >= max_streams {
+            let is_stream = request.version() == Version::HTTP_2;
+            if is_stream && requests.under_way() >= max_streams {
                 Limit::Streams.refuse();
             }
             let admitted = visitor.admit(&request);

@@ -251,6 +251,32 @@ async fn connections_beyond_the_limit_wait_for_their_turn() {
 }
 
 #[tokio::test]
+async fn a_connection_that_waits_for_its_turn_is_served_at_the_end_too() {
+    let request = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+    for queue_survives in [true, false] {
+        let refused = Limit::Connections.refusals();
+        let served = start(hello(), |options| {
+            options.max_connections = 1;
+            options.queue_survives = queue_survives;
+        })
+        .await;
+        let mut first = served.connect().await;
+        first.write_all(request).await.unwrap();
+        read_hello(&mut first).await;
+        let mut second = served.connect().await;
+        second.write_all(request).await.unwrap();
+        // It has been accepted, so no successor will find it.
+        while Limit::Connections.refusals() == refused {
+            tokio::task::yield_now().await;
+        }
+        served.stop.send(()).unwrap();
+        assert_eq!(read_all(&mut first).await, "");
+        assert!(read_all(&mut second).await.ends_with("hello"));
+        served.done.await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_vanishes_ends_its_request() {
     struct Gone(Option<oneshot::Sender<()>>);
     impl Drop for Gone {
