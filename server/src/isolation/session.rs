@@ -172,7 +172,14 @@ impl RemoteSession {
                 is_new: file.is_some(),
             };
             let fds: SmallVec<[BorrowedFd<'_>; 1]> = file.iter().map(|file| file.as_fd()).collect();
-            (reply, _) = call.ask(&request, &fds)?;
+            (reply, _) = match call.ask(&request, &fds) {
+                Ok(answer) => answer,
+                Err(error) => {
+                    // It waits for room still, if that could not be sent.
+                    call.abandon();
+                    return Err(error);
+                }
+            };
             if !matches!(reply, Reply::Failed(_)) {
                 room.segment.set_introduced();
             }

@@ -188,6 +188,10 @@ impl Unit {
                 Some(at) => error.retry_after(at - now),
                 None => error,
             };
+            let waiters = state.load_waiters.drain(..);
+            effects
+                .loaded
+                .extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
             let has_successor = state.lifecycle.stage() == Stage::Retired;
             for pending in state.batcher.flush(now) {
                 self.metrics().pending.decrement(1);

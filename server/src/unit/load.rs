@@ -378,19 +378,21 @@ impl Unit {
                 self.counters.woke(recorder.clone());
                 state.timeline = Some(recorder);
                 state.load_error = None;
-                if state.crashes.recovered() {
-                    self.host.metrics.server().workers.restarts.increment(1);
-                }
-                effects
-                    .loaded
-                    .extend(state.load_waiters.drain(..).map(|waiter| (waiter, Ok(()))));
                 let action = state.lifecycle.loaded(now);
                 self.note_holding(&state);
                 let lost = state.session.as_ref().and_then(|open| open.session.lost());
+                if lost.is_none() && state.crashes.recovered() {
+                    self.host.metrics.server().workers.restarts.increment(1);
+                }
                 if let Some(lost) = lost.filter(|_| state.lifecycle.stage() == Stage::Warm) {
                     // Its process died before there was a session to take out of service. Who
                     // waits goes on waiting, for the next one.
                     self.session_lost(&mut state, &mut effects, &lost, now);
+                } else {
+                    let waiters = state.load_waiters.drain(..);
+                    effects
+                        .loaded
+                        .extend(waiters.map(|waiter| (waiter, Ok(()))));
                 }
                 state.batcher.start_alone(now);
                 self.pump(&mut state, &mut effects, now);

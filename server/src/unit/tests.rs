@@ -48,6 +48,23 @@ async fn a_session_that_dies_before_it_is_in_use_costs_nobody_an_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_restart_whose_process_dies_too_is_neither_loaded_nor_recovered() {
+    let bench = Bench::new();
+    let unit = bench.unit(|_| {});
+    bench.engine.lose_session(2);
+    let error = unit.ensure_loaded().await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
+    assert!(error.retry_hint().is_some(), "{error}");
+    assert_eq!(bench.engine.loads_begun(), 2);
+    let metrics = bench.host.metrics.render();
+    assert!(
+        metrics.contains("\ndormouse_worker_restarts_total 0\n"),
+        "{metrics}"
+    );
+    unit.retire().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_waits_behind_a_process_that_dies_while_its_model_leaves_is_sent_on() {
     let bench = Bench::new();
     let unit = bench.unit(|_| {});

@@ -208,7 +208,10 @@ impl Session for FakeSession {
 
     fn lost(&self) -> Option<LostWorker> {
         let dead = self.engine.dead.load(Ordering::SeqCst);
-        (self.load <= dead).then(|| self.engine.lose_session(dead))
+        (self.load <= dead).then(|| LostWorker {
+            worker: self.load as u64,
+            ..self.engine.lose_session(dead)
+        })
     }
 
     fn stop_handle(&self) -> Result<StopHandle, EngineError> {
