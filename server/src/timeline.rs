@@ -20,12 +20,10 @@ pub enum LoadStage {
     Fetch,
     /// Attempts that failed before the one that did not.
     FailedAttempt,
-    /// Finding what the prepared store has of the model.
+    /// Finding what the prepared store has of the model, and mapping it.
     LookUp,
     /// Reading the model's own files.
     Read,
-    /// Mapping prepared weights.
-    Map,
     /// Bringing mapped weights in ahead of their use.
     Populate,
     /// Creating what the engine shares among all models.
@@ -43,13 +41,12 @@ pub enum LoadStage {
 }
 
 impl LoadStage {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 12] = [
         Self::Queue,
         Self::Fetch,
         Self::FailedAttempt,
         Self::LookUp,
         Self::Read,
-        Self::Map,
         Self::Populate,
         Self::Environment,
         Self::Trial,
@@ -67,7 +64,6 @@ impl LoadStage {
             Self::FailedAttempt => "failed-attempt",
             Self::LookUp => "look-up",
             Self::Read => "read",
-            Self::Map => "map",
             Self::Populate => "populate",
             Self::Environment => "environment",
             Self::Trial => "trial",

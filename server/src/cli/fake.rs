@@ -89,7 +89,7 @@ fn cold_start(seconds: u64) -> pb::ColdStart {
         bytes: 60_000_000,
         overlap_ns: 10_000_000,
         stages: vec![
-            stage("map", 0, [0, 2], 0),
+            stage("look-up", 0, [0, 2], 0),
             stage("populate", 0, [2, 12], 60_000_000),
             stage("session", 1, [2, 18], 0),
             stage("first-run", 0, [20, 20], 0),

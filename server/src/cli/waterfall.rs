@@ -142,7 +142,7 @@ impl Screen {
         }
         let colour = match stage {
             "queue" | "failed-attempt" => 33,
-            "fetch" | "look-up" | "read" | "map" | "populate" => 36,
+            "fetch" | "look-up" | "read" | "populate" => 36,
             "environment" | "session" | "pack" => 34,
             "warmup" | "first-run" => 32,
             _ => 90,
@@ -279,7 +279,7 @@ mod tests {
             100,
             &[
                 ("queue", 0, 0, 10, 0),
-                ("map", 0, 10, 1, 0),
+                ("look-up", 0, 10, 1, 0),
                 ("populate", 0, 11, 39, 200),
                 ("populate", 1, 11, 60, 218),
                 ("session", 2, 11, 80, 0),
@@ -312,7 +312,7 @@ mod tests {
         expect![[r#"
             woke
               queue        10.0 ms  ##
-              map          1.00 ms   #
+              look-up      1.00 ms   #
               populate     59.0 ms    ########  ####                          200 MB  3.39 GB/s
               populate     60.0 ms    ############                            218 MB  3.63 GB/s
               session      80.0 ms    ################
@@ -329,7 +329,7 @@ mod tests {
         expect![[r#"
             woke
               queue        10.0 ms  ██
-              map          1.00 ms   ▐
+              look-up      1.00 ms   ▐
               populate     59.0 ms    ███████▌ ████                        200 MB  3.39 GB/s
               populate     60.0 ms    ███████████                          218 MB  3.63 GB/s
               session      80.0 ms    ███████████████

@@ -45,11 +45,11 @@ fn recorder() -> (TimelineRecorder, Metrics) {
 
 #[test]
 fn overlap_is_what_was_done_at_the_same_time() {
-    use LoadStage::{Map, Populate, Session};
+    use LoadStage::{LookUp, Populate, Session};
     let table = [
         (vec![], 0),
-        (vec![span(Map, 0, 5), span(Session, 5, 5)], 0),
-        (vec![span(Map, 0, 5), span(Session, 9, 5)], 0),
+        (vec![span(LookUp, 0, 5), span(Session, 5, 5)], 0),
+        (vec![span(LookUp, 0, 5), span(Session, 9, 5)], 0),
         (vec![span(Populate, 0, 10), span(Session, 2, 5)], 5),
         (vec![span(Populate, 0, 10), span(Session, 8, 12)], 2),
         // Two lanes of one stage take no longer than one.

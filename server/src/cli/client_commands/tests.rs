@@ -120,7 +120,7 @@ async fn models_are_listed_with_their_signature() {
 async fn the_last_cold_start_is_a_waterfall() {
     expect![[r#"
         add version 1 woke from the prepared store, loaded in 20.0 ms, first run done after 40.0 ms, at 2023-11-14T22:13:50Z
-          map          2.00 ms  ##
+          look-up      2.00 ms  ##
           populate     12.0 ms    ############                            60.0 MB  5.00 GB/s
           session      18.0 ms    ##################
           first-run    20.0 ms                      ####################
