@@ -31,6 +31,7 @@ pub struct ServiceProfile {
     sizes: Vec<SizeClass>,
     any: Average,
     load: Average,
+    resume: Average,
     runs: u64,
     /// What was learnt of the drift beyond [`DRIFT`].
     learnt_drift: f64,
@@ -105,6 +106,18 @@ impl ServiceProfile {
         DRIFT + self.learnt_drift
     }
 
+    /// Learns from a run that had to read in weights which were dropped: what it took beyond the
+    /// usual. Until that is known, it is a run like any other.
+    pub fn record_resume(&mut self, rows: u32, took: Duration) {
+        match self.expected_run(rows) {
+            Some(usual) => {
+                let longer = took.saturating_sub(usual);
+                self.resume.record(longer.as_secs_f64());
+            }
+            None => self.record_run(rows, took),
+        }
+    }
+
     /// The mean time of a run of so many rows; `None` before the first run.
     pub fn expected_run(&self, rows: u32) -> Option<Duration> {
         self.estimate(rows).map(|run| seconds(run.mean))
@@ -124,6 +137,11 @@ impl ServiceProfile {
     /// The mean time of a load; `None` before the first.
     pub fn expected_load(&self) -> Option<Duration> {
         self.load.estimate().map(|load| seconds(load.mean))
+    }
+
+    /// How much longer a run takes after weights were dropped; `None` before the first.
+    pub fn expected_resume(&self) -> Option<Duration> {
+        self.resume.estimate().map(|resume| seconds(resume.mean))
     }
 
     pub(crate) fn estimate(&self, rows: u32) -> Option<Estimate> {
@@ -239,6 +257,24 @@ mod tests {
             }
         }
         profile
+    }
+
+    #[test]
+    fn coming_back_takes_what_a_run_takes_longer() {
+        let mut profile = ServiceProfile::new();
+        profile.record_resume(1, millis(20));
+        assert_eq!(profile.expected_resume(), None);
+        assert_eq!(profile.expected_run(1), Some(millis(20)));
+        for _ in 0..2 {
+            profile.record_resume(1, millis(90));
+        }
+        let found = profile.expected_resume().unwrap();
+        assert!(found.abs_diff(millis(70)) < millis(1), "{found:?}");
+        assert_eq!(profile.expected_run(1), Some(millis(20)));
+        let mut fast = ServiceProfile::new();
+        fast.record_run(1, millis(20));
+        fast.record_resume(1, millis(10));
+        assert_eq!(fast.expected_resume(), Some(Duration::ZERO));
     }
 
     fn check(runs: &[(u32, u64)], expected: &[(u32, u64)]) {

@@ -24,7 +24,7 @@ use crate::metrics::{FailureReason, Phase};
 use crate::request::{InferRequest, InferResponse, Tensor};
 use crate::spans::Ran;
 use crate::stats::RunDurations;
-use crate::timeline::{ColdRequest, TimelineRecorder};
+use crate::timeline::{ColdRequest, ColdStart, TimelineRecorder};
 
 /// A batch that has left the queue and holds a run slot.
 pub(super) struct Run {
@@ -134,7 +134,13 @@ impl Unit {
         // Not when requests had to be run one by one: the time is then not that of one batch.
         if matches!(finished.executions[..], [(executed, _)] if executed == rows) {
             let took = ended - started;
-            state.profile.record_run(rows, took);
+            match &load {
+                // Not a usual run: it read in what had been dropped.
+                Some(load) if load.kind == ColdStart::Parked => {
+                    state.profile.record_resume(rows, took);
+                }
+                _ => state.profile.record_run(rows, took),
+            }
             if is_steady {
                 self.note_run(&mut state.latest, &entries[0].1.request, (rows, took));
             }
