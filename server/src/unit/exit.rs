@@ -52,16 +52,19 @@ pub(super) fn keep_alive_policy(
             close_after: None,
         },
         KeepAliveSpec::Off => KeepAlivePolicy::Off,
-        KeepAliveSpec::Adaptive => {
-            let usual = AdaptivePolicy::default();
-            KeepAlivePolicy::Adaptive(AdaptivePolicy {
-                park: park_after.and(usual.park).map(|window| ParkWindow {
-                    floor: window.floor.min(park_after.unwrap_or(window.floor)),
-                    ceiling: park_after.unwrap_or(window.ceiling),
-                }),
-                ..usual
-            })
-        }
+        KeepAliveSpec::Adaptive => KeepAlivePolicy::Adaptive(match park_after {
+            None => AdaptivePolicy::without_parking(),
+            Some(park_after) => {
+                let usual = AdaptivePolicy::default();
+                AdaptivePolicy {
+                    park: usual.park.map(|window| ParkWindow {
+                        floor: window.floor.min(park_after),
+                        ceiling: park_after,
+                    }),
+                    ..usual
+                }
+            }
+        }),
     }
 }
 
@@ -292,4 +295,42 @@ fn guarded(unit: &Unit, work: impl FnOnce()) {
 fn returned_since(before: Option<u64>) -> u64 {
     let resident = before.zip(memory::resident_bytes());
     resident.map_or(0, |(before, after)| before.saturating_sub(after))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use dormouse_model_store::spec::LifecycleSpec;
+
+    use super::*;
+
+    #[test]
+    fn what_is_never_parked_learns_as_if_it_could_not_be() {
+        let defaults = UnitDefaults {
+            keep_alive: KeepAliveSpec::Adaptive,
+            park_after: Some(Duration::from_secs(20)),
+            max_queue: 1,
+            retry_backoff: Duration::ZERO,
+            retry_backoff_max: Duration::ZERO,
+            load_retries: 0,
+        };
+        let own = LifecycleSpec::default();
+        let never = LifecycleSpec {
+            park_after: Some(None),
+            ..LifecycleSpec::default()
+        };
+        let without = KeepAlivePolicy::Adaptive(AdaptivePolicy::without_parking());
+        assert_eq!(keep_alive_policy(&own, &defaults, false), without);
+        assert_eq!(keep_alive_policy(&never, &defaults, true), without);
+        let window = ParkWindow {
+            floor: Duration::from_secs(10),
+            ceiling: Duration::from_secs(20),
+        };
+        let with = KeepAlivePolicy::Adaptive(AdaptivePolicy {
+            park: Some(window),
+            ..AdaptivePolicy::default()
+        });
+        assert_eq!(keep_alive_policy(&own, &defaults, true), with);
+    }
 }
