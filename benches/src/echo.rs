@@ -68,6 +68,7 @@ pub(crate) async fn service() -> anyhow::Result<Service> {
                 sharing: true,
                 staging: true,
             },
+            moves: Arc::default(),
             loaders: Background::new("load", 1),
             populators: Background::new("populate", 1),
             preparers: Background::new("prepare", 1),

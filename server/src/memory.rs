@@ -4,20 +4,34 @@
 mod heap;
 mod limit;
 mod pressure;
+mod returned;
 #[cfg(test)]
 mod tests;
 
 pub use self::heap::release_memory;
 pub use self::limit::{LimitSource, MemoryLimit};
 pub use self::pressure::{Pressure, PressureGauge, Wall};
+pub use self::returned::{Balance, Move, Moves, Unreturned};
 
 use std::path::Path;
 
 /// The process's resident set, none where `/proc` does not tell.
 pub fn resident_bytes() -> Option<u64> {
+    let [resident, _] = resident_and_file_pages()?;
+    resident.checked_mul(page_size()?)
+}
+
+/// What of the resident set has no file behind it: heap, stacks, the engine's buffers.
+pub fn anonymous_bytes() -> Option<u64> {
+    let [resident, files] = resident_and_file_pages()?;
+    resident.saturating_sub(files).checked_mul(page_size()?)
+}
+
+fn resident_and_file_pages() -> Option<[u64; 2]> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = statm.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    pages.checked_mul(page_size()?)
+    let mut pages = statm.split_ascii_whitespace().skip(1);
+    let mut next = || pages.next()?.parse().ok();
+    Some([next()?, next()?])
 }
 
 /// What only this process holds: memory that comes back when it is freed, unlike mapped files

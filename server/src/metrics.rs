@@ -101,6 +101,7 @@ pub struct ServerMetrics {
     pub loads_running: Gauge,
     pub bytes_in_flight: Gauge,
     pub returned_bytes: Counter,
+    pub unreturned_bytes: Counter,
     pub preparations: Counter,
     /// Prepared models that were damaged or of no use.
     pub prepared_dropped: Counter,
@@ -173,6 +174,7 @@ impl Metrics {
             loads_running: gauge("dormouse_loads_running"),
             bytes_in_flight: gauge("dormouse_request_bytes_in_flight"),
             returned_bytes: counter("dormouse_memory_returned_bytes_total"),
+            unreturned_bytes: counter("dormouse_memory_unreturned_bytes_total"),
             preparations: counter("dormouse_preparations_total"),
             prepared_dropped: counter("dormouse_prepared_dropped_total"),
             preparation_failures: counter("dormouse_preparation_failures_total"),

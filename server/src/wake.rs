@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::config::{MemoryBudgetSetting, WakeConfig};
 use crate::engine::Engine;
 use crate::host::Host;
-use crate::memory::{MemoryLimit, PressureGauge};
+use crate::memory::{MemoryLimit, Moves, PressureGauge};
 use crate::preparation::Preparation;
 use crate::priority::Background;
 use crate::residency::Residency;
@@ -40,6 +40,8 @@ pub struct Wake {
     pub preparation: Option<Arc<Preparation>>,
     pub residency: Arc<Residency>,
     pub switches: Switches,
+    /// What changes how much memory the process has.
+    pub moves: Arc<Moves>,
     /// Builds sessions.
     pub loaders: Background,
     /// Brings weights in.
@@ -80,6 +82,7 @@ impl Wake {
                 sharing: config.sharing,
                 staging: config.staging,
             },
+            moves: Arc::default(),
             loaders: Background::new("load", load_threads),
             populators: Background::new(
                 "populate",

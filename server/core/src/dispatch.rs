@@ -11,6 +11,8 @@ use std::hash::Hash;
 pub struct RunSlots<K> {
     capacity: usize,
     used: usize,
+    /// How often one was taken that was free.
+    taken: u64,
     /// Waiting keys in turn; a place whose ticket is not the key's own any more is void.
     ring: VecDeque<(K, u64)>,
     tickets: HashMap<K, u64>,
@@ -23,6 +25,7 @@ impl<K: Clone + Eq + Hash> RunSlots<K> {
         Self {
             capacity: capacity.max(1),
             used: 0,
+            taken: 0,
             ring: VecDeque::new(),
             tickets: HashMap::new(),
             next_ticket: 0,
@@ -34,6 +37,7 @@ impl<K: Clone + Eq + Hash> RunSlots<K> {
         let is_free = self.used < self.capacity && self.tickets.is_empty();
         if is_free {
             self.used += 1;
+            self.taken += 1;
         }
         is_free
     }
@@ -76,6 +80,12 @@ impl<K: Clone + Eq + Hash> RunSlots<K> {
                 .retain(|(key, ticket)| tickets.get(key) == Some(ticket));
         }
         waited
+    }
+
+    /// How often a free slot was taken. None is in use all the time between two moments when none
+    /// is, and this has not changed.
+    pub fn taken(&self) -> u64 {
+        self.taken
     }
 
     /// Slots in use.

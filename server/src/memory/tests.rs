@@ -304,6 +304,8 @@ fn resident_set_is_told_in_bytes() {
     assert!(resident > 64 * 1024, "{resident}");
     assert!(resident < 1 << 40, "{resident}");
     assert!(MemoryLimit::detect().unwrap().bytes > resident);
+    let anonymous = anonymous_bytes().unwrap();
+    assert!(anonymous > 0 && anonymous < 1 << 40, "{anonymous}");
 }
 
 #[test]

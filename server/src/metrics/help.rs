@@ -163,6 +163,10 @@ pub(super) fn describe(recorder: &PrometheusRecorder) {
         "Memory given back to the system after closing sessions",
     );
     counter(
+        "dormouse_memory_unreturned_bytes_total",
+        "Memory that closed sessions had held and the process still had, where nothing else was under way",
+    );
+    counter(
         "dormouse_webhook_deliveries_total",
         "Messages of webhooks that are done with, by result",
     );

@@ -13,9 +13,10 @@ use super::load::{NotOpened, OpenSession, Weights};
 use super::prepare::drop_pages;
 use super::{State, Unit};
 use crate::engine::Packing;
+use crate::engine::onnx::allocator;
 use crate::events::EventKind;
 use crate::host::UnitDefaults;
-use crate::memory;
+use crate::memory::{self, Balance, Move, Unreturned};
 use crate::timeline::{ColdStart, TimelineRecorder};
 
 /// What leaves with a park: sessions that are closed, and weights whose pages are dropped.
@@ -149,6 +150,7 @@ impl Unit {
     pub(super) fn spawn_park(&self, parking: Parking) {
         let unit = self.arc();
         self.away(move || {
+            let _move = unit.host.wake.moves.begin();
             let before = memory::resident_bytes();
             guarded(&unit, || {
                 drop(parking.packed);
@@ -226,6 +228,7 @@ impl Unit {
                 base,
                 evicts_cache,
             } = closing;
+            let giving_back = GivingBack::begin(&unit);
             let before = memory::resident_bytes();
             guarded(&unit, || {
                 let weights = session.as_ref().map(|open| open.weights.clone());
@@ -241,6 +244,13 @@ impl Unit {
             });
             let returned = returned_since(before);
             let server = unit.host.metrics.server();
+            if let Some(unreturned) = giving_back.unreturned() {
+                server.unreturned_bytes.increment(unreturned.bytes);
+                if unreturned.is_remarkable() {
+                    tracing::warn!(model = %unit.id.name, version = unit.id.version.0, freed_bytes = unreturned.freed_bytes, unreturned_bytes = unreturned.bytes, "memory of a closed session did not come back");
+                }
+            }
+            drop(giving_back);
             server.models_warm.decrement(1.0);
             server.returned_bytes.increment(returned);
             unit.metrics().closes.increment(1);
@@ -282,6 +292,43 @@ impl Unit {
             self.replan(state);
         }
     }
+}
+
+/// A closing, and what the process had when it began.
+struct GivingBack {
+    unit: Arc<Unit>,
+    alone: Move,
+    before: Option<(Balance, u64)>,
+}
+
+impl GivingBack {
+    fn begin(unit: &Arc<Unit>) -> Self {
+        Self {
+            alone: unit.host.wake.moves.begin(),
+            // Of a process of its own the kernel takes everything back.
+            before: balance(unit).filter(|_| unit.isolated.is_none()),
+            unit: Arc::clone(unit),
+        }
+    }
+
+    /// What did not come back; none where something else went on meanwhile, whose memory nobody
+    /// could tell from this.
+    fn unreturned(&self) -> Option<Unreturned> {
+        let (before, runs_before) = self.before?;
+        let (after, runs) = balance(&self.unit)?;
+        let is_told = runs == runs_before && self.alone.is_alone();
+        is_told.then(|| Unreturned::between(before, after))
+    }
+}
+
+/// What the process has, and how many runs there were; none while one is under way.
+fn balance(unit: &Unit) -> Option<(Balance, u64)> {
+    let balance = Balance {
+        anonymous_bytes: memory::anonymous_bytes()?,
+        live_bytes: allocator::stats().live_bytes,
+    };
+    let slots = unit.host.slots.lock();
+    (slots.used() == 0).then(|| (balance, slots.taken()))
 }
 
 /// Does what calls into engine and store. The unit goes on even if it panics: whoever waits for it

@@ -145,6 +145,7 @@ impl Unit {
     ) -> Result<Arc<OpenSession>, Stopped> {
         let gauge = &self.host.metrics.server().loads_running;
         gauge.increment(1.0);
+        let _move = self.host.wake.moves.begin();
         let result = loop {
             let result = catch_unwind(AssertUnwindSafe(|| self.load(recorder, course)))
                 .unwrap_or_else(|_| {

@@ -99,7 +99,9 @@ impl Unit {
         }
         let unit = self.arc();
         let spawned = wake.preparers.spawn(move || {
+            let moving = unit.host.wake.moves.begin();
             let prepared = unit.prepare_now();
+            drop(moving);
             let mut state = unit.state.lock();
             state.preparing = false;
             state.prepared = prepared;
@@ -211,6 +213,7 @@ impl Unit {
     pub(super) fn spawn_upgrade(&self, build: BuildId) {
         let unit = self.arc();
         let spawned = self.host.wake.preparers.spawn(move || {
+            let _move = unit.host.wake.moves.begin();
             let packed = unit.build_packed(build);
             let mut state = unit.state.lock();
             let unwanted = match packed {

@@ -345,6 +345,7 @@ impl Bench {
                     sharing: true,
                     staging: true,
                 },
+                moves: Arc::default(),
                 loaders: Background::new("load", 4),
                 populators: Background::new("populate", 1),
                 preparers: Background::new("prepare", 1),
