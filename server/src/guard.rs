@@ -195,6 +195,9 @@ impl Guard {
             counters = counters.with_certificate();
             counters.certificate_expires(unix_seconds(tls.expires()));
         }
+        for files in &watched {
+            counters.follows(files.what());
+        }
         let quotas = config.quotas;
         let credentials = match &config.tokens {
             Some(path) => Some(ArcSwap::from_pointee(Credentials::read(path, quotas)?)),

@@ -139,11 +139,22 @@ impl Counters {
         self.series.expiry.set(unix_seconds);
     }
 
+    /// Brings the series of files that are followed into being: where a series begins at one,
+    /// Prometheus sees no increase.
+    pub(super) fn follows(&self, what: &'static str) {
+        for is_good in [true, false] {
+            self.reloads(what, is_good).increment(0);
+        }
+    }
+
     pub(super) fn reloaded(&self, what: &'static str, is_good: bool) {
+        self.reloads(what, is_good).increment(1);
+    }
+
+    fn reloads(&self, what: &'static str, is_good: bool) -> Counter {
         let result = if is_good { "ok" } else { "failed" };
         let labels = vec![Label::new("what", what), Label::new("result", result)];
         let key = Key::from_parts(RELOADS, labels);
-        let counter = self.metrics.recorder().register_counter(&key, &METADATA);
-        counter.increment(1);
+        self.metrics.recorder().register_counter(&key, &METADATA)
     }
 }

@@ -44,6 +44,11 @@ pub(super) struct Watched {
 }
 
 impl Watched {
+    /// What they hold, as metrics name it.
+    pub(super) fn what(&self) -> &'static str {
+        self.what
+    }
+
     fn has_changed(&mut self) -> bool {
         let seen: Vec<Look> = self.files.iter().map(|path| look(path)).collect();
         let before = std::mem::replace(&mut self.seen, seen);
