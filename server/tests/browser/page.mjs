@@ -1,6 +1,7 @@
 // The page in a real browser: what a visitor sees, types and gets told.
 //
 //   node page.mjs --url http://127.0.0.1:8000/ --modules DIR [--chromium FILE]      checks everything
+//   node page.mjs --runner TOKEN --manager TOKEN --url … --modules DIR              of a server that asks for tokens
 //   node page.mjs --shots DIR --model NAME --url … --modules DIR                    takes pictures instead
 //
 // `--modules` is a folder in which `npm install playwright-core` was run.
@@ -19,6 +20,8 @@ const { values: options } = parseArgs({
     chromium: { type: "string", default: "/usr/bin/chromium" },
     shots: { type: "string" },
     model: { type: "string", default: "sleepy" },
+    runner: { type: "string" },
+    manager: { type: "string" },
   },
 });
 const require = createRequire(resolve(options.modules, "package.json"));
@@ -149,35 +152,35 @@ const checks = {
 
   async "charts follow what is asked"() {
     await page.goto(`${options.url}#`);
-    await page.waitForFunction(() => (document.querySelector("#chart-rate .line")?.getAttribute("d") ?? "").includes("L"));
+    const drawn = (chart, line) => page.waitForFunction(
+      ([chart, line]) => (document.querySelector(`${chart} ${line}`)?.getAttribute("d") ?? "").includes("L"), [chart, line]);
+    await drawn("#chart-rate", ".line");
     await page.locator("#chart-rate svg").hover();
     await page.waitForFunction(() => document.querySelector("#chart-rate .cursor").getAttribute("visibility") === "visible");
-  },
-
-  async "a token is asked for, sent, and kept in the tab only"() {
-    expected.push(/status of 401/, /status of 403/);
-    await page.route("**/v2/**", (route) => {
-      const given = route.request().headers().authorization;
-      if (given === "Bearer right") return route.continue();
-      const status = given ? 403 : 401;
-      return route.fulfill({ status, contentType: "application/json", body: "{\"error\":\"\"}" });
+    // Two requests for a model that runs one at a time: the second waits for as long as we like.
+    await page.evaluate(() => {
+      const body = JSON.stringify({ inputs: [{ name: "ITERATIONS", datatype: "INT64", shape: [1], data: [100_000_000] }] });
+      window.given_up = new AbortController();
+      const ask = () => fetch("v2/models/slow/infer", { method: "POST", body, signal: window.given_up.signal }).catch(() => {});
+      ask();
+      ask();
     });
-    await until(page.locator("#notice"), "asks for a token");
-    await page.locator("#notice button").click();
-    await page.locator("#token").fill("wrong");
-    await page.keyboard.press("Enter");
-    await until(page.locator("#notice"), "not allowed");
-    await page.locator("#token-button").click();
-    await page.locator("#token").fill("right");
-    await page.keyboard.press("Enter");
-    await until(page.locator("#health"), "ready");
-    await page.locator("#notice").waitFor({ state: "hidden" });
-    assert.equal(await page.evaluate(() => JSON.stringify(localStorage).includes("right")), false);
-    await page.locator("#token-button").click();
-    await page.locator("#token-clear").click();
-    await until(page.locator("#notice"), "asks for a token");
-    await page.unroute("**/v2/**");
-    await until(page.locator("#health"), "ready");
+    const waiting = (pattern) => page.waitForFunction(
+      (source) => new RegExp(source).test(document.querySelector("#chart-queue svg").getAttribute("aria-label")), pattern.source);
+    await waiting(/now [1-9]/);
+    await page.evaluate(() => window.given_up.abort());
+    await waiting(/now 0/);
+    await drawn("#chart-queue", ".line");
+    // A mean needs answers: one between every two looks.
+    await page.evaluate(() => {
+      const tensor = (name) => ({ name, datatype: "INT32", shape: [1, 16], data: Array(16).fill(1) });
+      const body = JSON.stringify({ inputs: [tensor("INPUT0"), tensor("INPUT1")] });
+      window.asking = setInterval(() => fetch("v2/models/simple/infer", { method: "POST", body }), 200);
+    });
+    await drawn("#chart-latency", ".line");
+    await drawn("#chart-latency", ".line.second");
+    await page.waitForFunction(() => /now [\d.,]+/.test(document.querySelector("#chart-latency svg").getAttribute("aria-label")));
+    await page.evaluate(() => clearInterval(window.asking));
   },
 
   async "a server that is gone is told of, and its return noticed"() {
@@ -231,8 +234,71 @@ const checks = {
   },
 };
 
+async function give(token) {
+  await page.locator("#token-button").click();
+  await page.locator("#token").fill(token);
+  await page.keyboard.press("Enter");
+}
+
+// The server has two models, and one token that may run them, another that may load them.
+const guardedChecks = {
+  async "a token is asked for"() {
+    expected.push(/status of 401/, /status of 403/);
+    await page.goto(options.url);
+    await until(page.locator("#notice"), "needs a credential");
+    assert.equal(await page.locator(".model-row").count(), 0);
+    await page.locator("#notice button").click();
+    await page.locator("#token").fill("some-other-token-0123456789");
+    await page.keyboard.press("Enter");
+    await until(page.locator("#notice"), "the token is not known");
+    assert.equal(await page.locator(".model-row").count(), 0);
+  },
+
+  async "who may run models tries one and is told that loading is not for them"() {
+    await give(options.runner);
+    await until(page.locator("#health"), "ready");
+    await page.locator("#notice").waitFor({ state: "hidden" });
+    await until(stage("simple"), "awake");
+    await page.goto(`${options.url}#model/simple/1`);
+    await page.locator("#try-send").click();
+    await until(page.locator("#try-result .verdict"), "was awake");
+    assert.match(await page.locator("#try-result").innerText(), /OUTPUT0/);
+    for (const button of ["#unload", "#load"]) {
+      await page.locator(button).click();
+      await until(page.locator("#detail .problem"), "lacks the scope for this: management");
+      await page.waitForFunction((button) => !document.querySelector(button).disabled, button);
+    }
+    await until(page.locator(".detail-head .chip"), "awake");
+  },
+
+  async "who may load models does, and is told that running them is not for them"() {
+    await give(options.manager);
+    await page.locator("#try-form").waitFor();
+    await page.locator("#unload").click();
+    await until(page.locator(".detail-head .chip"), "unloaded");
+    await page.locator("#load").click();
+    await until(page.locator(".detail-head .chip"), "awake");
+    await page.locator("#try-send").click();
+    await until(page.locator("#try-result .problem"), "lacks the scope for this: inference");
+  },
+
+  async "the token is kept in the tab only, and can be taken back"() {
+    const kept = () => page.evaluate(() => JSON.stringify({ ...localStorage }) + document.cookie + location.href);
+    assert.equal((await kept()).includes(options.manager), false);
+    await page.reload();
+    await until(page.locator("#health"), "ready");
+    const other = await context.newPage();
+    await other.goto(options.url);
+    await until(other.locator("#notice"), "needs a credential");
+    await other.close();
+    await page.locator("#token-button").click();
+    await page.locator("#token-clear").click();
+    await until(page.locator("#notice"), "needs a credential");
+  },
+};
+
 async function check() {
-  for (const [name, run] of Object.entries(checks)) {
+  for (const [name, run] of Object.entries(options.manager ? guardedChecks : checks)) {
     const started = performance.now();
     try {
       await run();

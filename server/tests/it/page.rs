@@ -6,6 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::authority::Files;
+use crate::deadlines::ONE_AT_A_TIME;
 use crate::http;
 use crate::python::succeed;
 use crate::repository::{Model, TestRepository};
@@ -78,14 +80,32 @@ fn models() -> Result<TestRepository> {
     repository.add("sleepy", Model::new("add_sub").config(sleepy))?;
     repository.add("echo", Model::new("identity_bytes"))?;
     repository.add("broken", Model::new("corrupt"))?;
+    repository.add("slow", Model::new("slow").config(ONE_AT_A_TIME))?;
     Ok(repository)
+}
+
+/// Has a browser look at a server's page; where there is none, nothing happens.
+async fn visit(server: &TestServer, arguments: &[&str]) -> Result<()> {
+    let Some((chromium, node)) = browser()? else {
+        return Ok(());
+    };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser/page.mjs");
+    let mut command = Command::new(node);
+    command.arg(script).args(arguments);
+    command.arg("--url").arg(format!("http://{}/", server.http));
+    command.arg("--chromium").arg(chromium);
+    let run = move || -> Result<()> {
+        command.arg("--modules").arg(driver()?);
+        let output = succeed(&mut command, "the page does not work")?;
+        eprint!("{}", String::from_utf8_lossy(&output.stdout));
+        Ok(())
+    };
+    let outcome = tokio::task::spawn_blocking(run).await?;
+    outcome.with_context(|| format!("the server's log:\n{}", server.log.tail()))
 }
 
 #[tokio::test]
 async fn the_page_works_in_a_browser() -> Result<()> {
-    let Some((chromium, node)) = browser()? else {
-        return Ok(());
-    };
     let repository = models()?;
     let server = TestServer::over(&repository)
         .arg("--model-control-mode=explicit")
@@ -97,19 +117,32 @@ async fn the_page_works_in_a_browser() -> Result<()> {
         .arg("--staged-exit=false")
         .start()
         .await?;
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser/page.mjs");
-    let url = format!("http://{}/", server.http);
-    let run = move || -> Result<()> {
-        let mut command = Command::new(node);
-        command.arg(script).arg("--url").arg(url);
-        command.arg("--modules").arg(driver()?);
-        command.arg("--chromium").arg(chromium);
-        let output = succeed(&mut command, "the page does not work")?;
-        eprint!("{}", String::from_utf8_lossy(&output.stdout));
-        Ok(())
+    visit(&server, &[]).await
+}
+
+#[tokio::test]
+async fn the_page_of_a_server_that_asks_for_tokens_lets_each_do_what_they_may() -> Result<()> {
+    let files = Files::new()?;
+    let entry = |name: &str, scope: &str| {
+        format!(
+            "[[token]]\nname = \"{name}\"\ntoken = \"{name}-0123456789\"\nscopes = [\"{scope}\"]\n"
+        )
     };
-    let outcome = tokio::task::spawn_blocking(run).await?;
-    outcome.with_context(|| format!("the server's log:\n{}", server.log.tail()))
+    let (runner, manager) = (entry("runner", "inference"), entry("manager", "management"));
+    files.put("tokens.toml", &(runner + &manager))?;
+    let repository = TestRepository::new()?;
+    repository.add("simple", Model::new("add_sub"))?;
+    repository.add("echo", Model::new("identity_bytes"))?;
+    let server = TestServer::over(&repository)
+        .arg(files.flag("auth-tokens", "tokens.toml"))
+        .arg("--model-control-mode=explicit")
+        .arg("--load-model=*")
+        .arg("--keep-alive=1h")
+        .arg("--staged-exit=false")
+        .start()
+        .await?;
+    let tokens = ["--runner=runner-0123456789", "--manager=manager-0123456789"];
+    visit(&server, &tokens).await
 }
 
 #[tokio::test]
