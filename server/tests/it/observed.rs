@@ -3,13 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use dormouse_client::{Client, RetryPolicy};
 use serde_json::Value;
 
+use crate::authority::{Authority, Files};
+use crate::foreign::script;
+use crate::http;
+use crate::python::succeed;
 use crate::repository::{Model, TestRepository};
 use crate::server::{TestServer, eventually};
-use crate::wire::{self, add_sub};
 
 /// What Prometheus itself adds to every series, and what functions make.
 const OUTSIDE: [&str; 2] = ["instance", "job"];
@@ -171,19 +176,84 @@ fn exported(text: &str) -> BTreeMap<String, BTreeSet<String>> {
     found
 }
 
-#[tokio::test]
-async fn dashboard_and_alerts_ask_for_what_is_exported() -> Result<()> {
+/// What the server below is configured with: only its gRPC port speaks TLS, for the test to read
+/// the others.
+const CONFIG: &str = "[tls]\nhttp = false\nmetrics = false\n\n[isolation]\ndefault = \"process\"\n";
+
+const TOKENS: &str = r#"
+[[token]]
+name = "all"
+token = "all-0123456789abcdef"
+scopes = ["inference", "management", "metrics"]
+
+[[token]]
+name = "poor"
+token = "poor-0123456789abcdef"
+scopes = ["inference"]
+quota = { bytes_in_flight = "1B" }
+"#;
+
+const ALL: [(&str, &str); 1] = [("authorization", "Bearer all-0123456789abcdef")];
+const POOR: [(&str, &str); 1] = [("authorization", "Bearer poor-0123456789abcdef")];
+
+/// The page of metrics of a server that uses whatever has metrics of its own: TLS, tokens, quotas,
+/// processes for models and a remote repository.
+async fn everything_exported() -> Result<String> {
+    let authority = Authority::new()?;
+    let files = Files::new()?;
+    files.put_pair(&authority, "server", 2050)?;
+    files.put("tokens.toml", TOKENS)?;
+    files.put("server.toml", CONFIG)?;
     let repository = TestRepository::new()?;
     repository.add("simple", Model::new("add_sub"))?;
-    let server = TestServer::over(&repository).start().await?;
-    let client = server.grpc().await?;
-    wire::infer(&client, add_sub("simple", 2, 1)).await?;
-    // Told once a second.
-    eventually("the memory of models is told", || async {
-        Ok(server.metric("dormouse_models_memory_bytes", &[]).await? > 0.0)
+    let server = TestServer::over(&repository)
+        .arg(files.flag("config", "server.toml"))
+        .arg(files.flag("tls-cert", "tls.crt"))
+        .arg(files.flag("tls-key", "tls.key"))
+        .arg(files.flag("auth-tokens", "tokens.toml"))
+        // Nobody is there.
+        .arg("--model-repository=http://127.0.0.1:1/models")
+        .arg("--repository-retries=0")
+        .arg(files.flag("repository-cache", "cache"))
+        .arg("--exit-on-error=false")
+        .spawn()
+        .await?;
+    let client = Client::builder(format!("https://{}", server.grpc))
+        .tls_ca(authority.pem.as_str())
+        .token("all-0123456789abcdef")
+        .retry(RetryPolicy::NEVER)
+        .connect_lazy()?;
+    eventually("the model is there", || async {
+        Ok(client.model_ready("simple", "").await.unwrap_or(false))
     })
     .await?;
-    let exported = exported(&server.metrics_text().await?);
+    let tensor = dormouse_client::Tensor::from_slice([1, 16], &[1i32; 16])?;
+    let request = dormouse_client::InferRequest::new("simple")
+        .input("INPUT0", tensor.clone())
+        .input("INPUT1", tensor);
+    client.infer(request).await?;
+    let path = "/v2/models/simple/infer";
+    let refused = http::call(server.http, "POST", path, &POOR, b"{}").await?;
+    ensure!(refused.status == 429, "{}", refused.text());
+    let page = async || {
+        let answer = http::call(server.metrics, "GET", "/metrics", &ALL, b"").await?;
+        ensure!(answer.status == 200, "{}", answer.text());
+        anyhow::Ok(answer.text())
+    };
+    // Told once a second.
+    eventually("the memory of models is told", || async {
+        let text = page().await?;
+        let mut lines = text.lines();
+        Ok(lines
+            .any(|line| line.starts_with("dormouse_models_memory_bytes") && !line.ends_with(" 0")))
+    })
+    .await?;
+    page().await
+}
+
+#[tokio::test]
+async fn dashboard_and_alerts_ask_for_what_is_exported() -> Result<()> {
+    let exported = exported(&everything_exported().await?);
     for (place, query) in queries()? {
         let asked = read(&query).with_context(|| format!("{place}: {query}"))?;
         ensure!(
@@ -211,6 +281,32 @@ async fn dashboard_and_alerts_ask_for_what_is_exported() -> Result<()> {
             );
         }
     }
+    Ok(())
+}
+
+/// By Prometheus itself, where its tool is installed: `apt-get install prometheus`.
+#[test]
+fn alerts_are_rules_that_prometheus_takes_and_fire_when_they_should() -> Result<()> {
+    let rules = configs().join("prometheus/dormouse.rules.yml");
+    if Command::new("promtool").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: the alerts were not tried: promtool is missing");
+        return Ok(());
+    }
+    let mut check = Command::new("promtool");
+    succeed(
+        check.args(["check", "rules"]).arg(&rules),
+        "the alerts are wrong",
+    )?;
+    // The cases name the file of rules beside them.
+    let folder = tempfile::tempdir()?;
+    fs::copy(&rules, folder.path().join("dormouse.rules.yml"))?;
+    let cases = folder.path().join("alerts.yml");
+    fs::copy(script("alerts.yml"), &cases)?;
+    let mut check = Command::new("promtool");
+    succeed(
+        check.args(["test", "rules"]).arg(&cases),
+        "an alert is silent or cries wolf",
+    )?;
     Ok(())
 }
 
