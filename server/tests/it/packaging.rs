@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use crate::python::succeed;
 use crate::repository::{Model, TestRepository};
 use crate::server::{TestServer, dormouse, engine_installed, target_dir};
+use crate::wire;
 
 fn packaging() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/packaging")
@@ -106,6 +107,59 @@ async fn the_debian_package_installs_and_runs() -> Result<()> {
     ensure!(page.is_file(), "no {}", page.display());
     check_units(&root)?;
     check_user(&root)
+}
+
+#[tokio::test]
+async fn the_tarball_serves_from_wherever_it_is_unpacked() -> Result<()> {
+    engine_installed().await?;
+    let folder = scratch()?;
+    let built = build(&folder.path().join("first"), "tarball")?;
+    let again = build(&folder.path().join("second"), "tarball")?;
+    let ([archive], [other]) = (&built[..], &again[..]) else {
+        anyhow::bail!("one archive, not {built:?} {again:?}");
+    };
+    ensure!(fs::read(archive)? == fs::read(other)?, "it differs");
+    let anywhere = folder.path().join("any where");
+    fs::create_dir(&anywhere)?;
+    let mut unpack = Command::new("tar");
+    unpack.arg("-xzf").arg(archive).arg("-C").arg(&anywhere);
+    succeed(&mut unpack, "the tarball cannot be unpacked")?;
+    let name = archive.file_name().context("a name")?.to_string_lossy();
+    let stem = name.strip_suffix(".tar.gz").context("another name")?;
+    let root = anywhere.join(stem);
+    for file in [
+        "share/dormouse/server.toml",
+        "share/dormouse/systemd/dormouse.service",
+        "share/dormouse/systemd/dormouse.socket",
+        "share/man/man1/dormouse-serve.1.gz",
+    ] {
+        ensure!(root.join(file).is_file(), "no {file} in the tarball");
+    }
+    let program = root.join("bin/dormouse");
+    let config = root.join("share/dormouse/server.toml");
+    says(Command::new(&program).args(["config", "check"]).arg(config))?;
+    let engine = says(Command::new(&program).args(["runtime", "path"]))?;
+    let own = fs::canonicalize(&root)?;
+    ensure!(
+        engine.trim().starts_with(&*own.to_string_lossy()),
+        "{engine}"
+    );
+    let repository = TestRepository::new()?;
+    repository.add("simple", Model::new("add_sub"))?;
+    let script = format!(
+        "shift && exec env DORMOUSE_CACHE_DIR='{}' '{}' \"$@\"",
+        folder.path().join("cache").display(),
+        program.display()
+    );
+    let mut server = TestServer::over(&repository)
+        .under(["sh", "-c", &script, "sh"])
+        .start()
+        .await?;
+    let running = fs::read_link(format!("/proc/{}/exe", server.pid()))?;
+    ensure!(running == fs::canonicalize(&program)?, "{running:?}");
+    let client = server.grpc().await?;
+    wire::infer(&client, wire::add_sub("simple", 2, 1)).await?;
+    server.assert_healthy().await
 }
 
 /// The units as the package has them, but for where the program is.
