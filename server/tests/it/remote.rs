@@ -3,12 +3,13 @@
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 use crate::foreign::{prepare, script};
+use crate::generated::Generated;
 use crate::http;
 use crate::repository::{Model, TestRepository, model_bytes, models_dir};
 use crate::server::{ServerBuilder, TestServer, dormouse, engine_installed, eventually};
@@ -22,25 +23,81 @@ const CONFIG: &str = "max_batch_size: 8\n";
 /// The bucket's server; killed when dropped.
 struct Bucket {
     child: Child,
+    said: BufReader<ChildStdout>,
     address: SocketAddr,
+    /// What it says of requests, one on a line.
+    log: NamedTempFile,
+}
+
+/// Who may read a bucket.
+struct Reader {
+    key: String,
+    secret: String,
 }
 
 impl Bucket {
     async fn start() -> Result<Self> {
+        Self::spawn(&[]).await
+    }
+
+    /// A bucket whose server compares signatures once it is closed, and who can make them.
+    async fn start_signed() -> Result<(Self, Reader)> {
+        let mut bucket = Self::spawn(&["--signed"]).await?;
+        let line = bucket.line()?;
+        let reader = line.strip_prefix("key ").and_then(|it| it.split_once(' '));
+        let (key, secret) = reader.with_context(|| format!("a key, not {line}"))?;
+        let reader = Reader {
+            key: key.to_owned(),
+            secret: secret.to_owned(),
+        };
+        Ok((bucket, reader))
+    }
+
+    async fn spawn(arguments: &[&str]) -> Result<Self> {
         let environment = prepare(MOTO).await?;
+        let log = NamedTempFile::new()?;
         let mut child = Command::new(environment.python())
             .arg(script("s3_server.py"))
+            .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(log.reopen()?)
             .spawn()?;
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().context("a pipe")?).read_line(&mut line)?;
-        let port = line.trim().strip_prefix("port ").context("a port")?;
-        let address = SocketAddr::from(([127, 0, 0, 1], port.parse()?));
-        let bucket = Self { child, address };
+        let said = BufReader::new(child.stdout.take().context("a pipe")?);
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut bucket = Self {
+            child,
+            said,
+            address,
+            log,
+        };
+        let line = bucket.line()?;
+        let port = line.strip_prefix("port ").context("a port")?;
+        bucket.address.set_port(port.parse()?);
         bucket.ask("PUT", "", b"").await?;
         Ok(bucket)
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.said.read_line(&mut line)?;
+        Ok(line.trim().to_owned())
+    }
+
+    /// From now on only those come in whose signature is right.
+    async fn close(&self) -> Result<()> {
+        let path = "/moto-api/reset-auth";
+        let answer = http::call(self.address, "POST", path, &[], b"0").await?;
+        ensure!(answer.status == 200, "{}", answer.text());
+        Ok(())
+    }
+
+    /// The requests for a file that were answered so.
+    fn answered(&self, file: &str, status: u16) -> Result<usize> {
+        let log = std::fs::read_to_string(self.log.path())?;
+        let status = format!(" {status} -");
+        let lines = log.lines().filter(|line| line.contains(file));
+        Ok(lines.filter(|line| line.contains(&status)).count())
     }
 
     async fn ask(&self, method: &str, key: &str, body: &[u8]) -> Result<()> {
@@ -79,6 +136,14 @@ impl Drop for Bucket {
 
 /// A server over a folder and the bucket.
 fn over(local: &TestRepository, bucket: &str, cache: &Path) -> ServerBuilder {
+    let reader = Reader {
+        key: "not-a-secret".to_owned(),
+        secret: "hunter2hunter2".to_owned(),
+    };
+    over_as(local, bucket, cache, &reader)
+}
+
+fn over_as(local: &TestRepository, bucket: &str, cache: &Path, reader: &Reader) -> ServerBuilder {
     TestServer::over(local)
         .arg("--model-repository")
         .arg(bucket)
@@ -86,8 +151,8 @@ fn over(local: &TestRepository, bucket: &str, cache: &Path) -> ServerBuilder {
         .arg("--repository-retries=1")
         .under([
             "env",
-            "AWS_ACCESS_KEY_ID=not-a-secret",
-            "AWS_SECRET_ACCESS_KEY=hunter2hunter2",
+            &format!("AWS_ACCESS_KEY_ID={}", reader.key),
+            &format!("AWS_SECRET_ACCESS_KEY={}", reader.secret),
             "AWS_DEFAULT_REGION=us-east-1",
         ])
 }
@@ -231,6 +296,72 @@ async fn changes_in_a_bucket_are_followed_and_loaded_by_hand() -> Result<()> {
     })
     .await?;
     polling.assert_healthy().await
+}
+
+/// 36 MiB beside the graph: five parts.
+const LARGE: Generated = Generated::new(1024, 9).outside();
+
+#[tokio::test]
+async fn a_bucket_that_compares_signatures_serves_who_has_the_secret() -> Result<()> {
+    let (bucket, reader) = Bucket::start_signed().await?;
+    bucket.put("large/1/model.onnx", &LARGE.graph()).await?;
+    bucket.put("large/1/weights.bin", &LARGE.data()).await?;
+    bucket.close().await?;
+    ensure!(
+        bucket.put("large/config.pbtxt", b"").await.is_err(),
+        "the bucket is open to everybody"
+    );
+    let local = TestRepository::new()?;
+    local.add("near", Model::new("add_sub"))?;
+    let cache = TempDir::new()?;
+    let mut server = over_as(&local, &bucket.address(), cache.path(), &reader)
+        .start()
+        .await?;
+    // To the bit.
+    LARGE.ask(&server.grpc().await?, "large").await?;
+    let parts = bucket.answered("large/1/weights.bin", 206)?;
+    ensure!(parts == 5, "fetched in {parts} parts");
+    let size = (LARGE.graph().len() + LARGE.data().len()) as u64;
+    let now = fetched(&server).await?;
+    ensure!(now == size, "{now} bytes fetched, expected {size}");
+    server.assert_healthy().await?;
+    server.kill().await?;
+
+    let wrong = [
+        (
+            reader.key.as_str(),
+            "hunter2hunter2",
+            "SignatureDoesNotMatch",
+        ),
+        ("AKIANOBODY", reader.secret.as_str(), "InvalidAccessKeyId"),
+    ];
+    for (key, secret, told) in wrong {
+        let other = TempDir::new()?;
+        let stranger = Reader {
+            key: key.to_owned(),
+            secret: secret.to_owned(),
+        };
+        let mut server = over_as(&local, &bucket.address(), other.path(), &stranger)
+            .arg("--exit-on-error=false")
+            .arg("--strict-readiness=false")
+            .start()
+            .await?;
+        ensure!(ask(&server, "near").await? == 4);
+        eventually("the refusal is counted", || async {
+            let name = "dormouse_repository_errors_total";
+            Ok(server.metric(name, &[r#"kind="denied""#]).await? > 0.0)
+        })
+        .await?;
+        let log = server.log.lines().join("\n");
+        ensure!(log.contains(told), "{told} is not in the log: {log}");
+        ensure!(!log.contains(secret), "a secret is in the log");
+        ensure!(
+            fetched(&server).await? == 0,
+            "{told}: something was fetched"
+        );
+        server.assert_healthy().await?;
+    }
+    Ok(())
 }
 
 #[tokio::test]
