@@ -27,8 +27,10 @@ pub enum Limit {
     Streams,
     /// The number or the size of a request's headers, or its URI.
     Headers,
-    /// Headers, or a connection's first words, that did not come in time.
+    /// Headers, or a connection's first words or request, that did not come in time.
     HeaderTime,
+    /// Connections closed because no request came for long.
+    IdleTime,
     /// HTTP/2 connections closed for resets, empty frames or continued headers without end.
     Http2Floods,
     /// A body or message as it was sent.
@@ -54,12 +56,13 @@ pub enum Limit {
 }
 
 impl Limit {
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Connections,
         Self::Descriptors,
         Self::Streams,
         Self::Headers,
         Self::HeaderTime,
+        Self::IdleTime,
         Self::Http2Floods,
         Self::BodySize,
         Self::DecompressedSize,
@@ -84,6 +87,7 @@ impl Limit {
             Self::Streams => "streams",
             Self::Headers => "headers",
             Self::HeaderTime => "header_time",
+            Self::IdleTime => "idle_time",
             Self::Http2Floods => "http2_floods",
             Self::BodySize => "body_size",
             Self::DecompressedSize => "decompressed_size",

@@ -109,6 +109,7 @@ pub struct LimitsSection {
     #[serde(deserialize_with = "from_text")]
     pub max_override_bytes: Option<ByteSize>,
     pub max_streams: Option<u32>,
+    pub max_stream_requests: Option<usize>,
     pub max_headers: Option<usize>,
     #[serde(deserialize_with = "from_text")]
     pub max_header_size: Option<ByteSize>,
@@ -118,6 +119,8 @@ pub struct LimitsSection {
     pub header_timeout: Option<Span>,
     #[serde(deserialize_with = "from_text")]
     pub idle_timeout: Option<Span>,
+    #[serde(deserialize_with = "from_text")]
+    pub http2_idle_timeout: Option<Span>,
     #[serde(deserialize_with = "from_text")]
     pub body_timeout: Option<Span>,
     pub max_chunks: Option<u64>,

@@ -18,16 +18,20 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 pub struct ClientLimits {
     /// Requests at once on one HTTP/2 connection.
     pub max_streams: u32,
+    /// Requests of one `ModelStreamInfer` call that are under way at once; more are not read.
+    pub max_stream_requests: usize,
     /// Headers of an HTTP/1 request.
     pub max_headers: usize,
     /// Bytes of an HTTP/1 request's head.
     pub max_header_size: ByteSize,
     /// Bytes of an HTTP/2 request's headers, decompressed.
     pub max_header_list: ByteSize,
-    /// How long a request's head, or a connection's first words, may take.
+    /// How long a request's head, a connection's first words or its first request may take.
     pub header_timeout: Duration,
     /// How long an HTTP/1 connection without a request stays open.
     pub idle_timeout: Duration,
+    /// How long an HTTP/2 connection without a request stays open.
+    pub http2_idle_timeout: Duration,
     /// How long the next 32 KiB of a body may take.
     pub body_timeout: Duration,
     /// Chunks of a body, for each 64 MiB that bodies may have.
@@ -41,11 +45,13 @@ impl Default for ClientLimits {
     fn default() -> Self {
         Self {
             max_streams: 128,
+            max_stream_requests: 64,
             max_headers: 64,
             max_header_size: ByteSize(32 << 10),
             max_header_list: ByteSize(16 << 10),
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
+            http2_idle_timeout: Duration::from_secs(300),
             body_timeout: Duration::from_secs(30),
             max_chunks: 65_536,
             max_connection_age: None,
@@ -64,6 +70,12 @@ impl ClientLimits {
                 "limits.max_streams",
                 file.max_streams.unwrap_or(usual.max_streams),
                 1..=i32::MAX as u32,
+            )?,
+            max_stream_requests: within(
+                "limits.max_stream_requests",
+                file.max_stream_requests
+                    .unwrap_or(usual.max_stream_requests),
+                1..=10_000,
             )?,
             max_headers: within(
                 "limits.max_headers",
@@ -87,6 +99,11 @@ impl ClientLimits {
                 usual.header_timeout,
             )?,
             idle_timeout: time("limits.idle_timeout", file.idle_timeout, usual.idle_timeout)?,
+            http2_idle_timeout: time(
+                "limits.http2_idle_timeout",
+                file.http2_idle_timeout,
+                usual.http2_idle_timeout,
+            )?,
             body_timeout: time("limits.body_timeout", file.body_timeout, usual.body_timeout)?,
             max_chunks: within(
                 "limits.max_chunks",
@@ -173,11 +190,13 @@ mod tests {
     fn what_makes_no_sense_is_refused_by_name() {
         for (text, name) in [
             ("max_streams = 0", "limits.max_streams"),
+            ("max_stream_requests = 0", "limits.max_stream_requests"),
             ("max_headers = 0", "limits.max_headers"),
             ("max_header_size = \"1KiB\"", "limits.max_header_size"),
             ("max_header_list = \"1GiB\"", "limits.max_header_list"),
             ("header_timeout = \"0s\"", "limits.header_timeout"),
             ("idle_timeout = \"2days\"", "limits.idle_timeout"),
+            ("http2_idle_timeout = \"0s\"", "limits.http2_idle_timeout"),
             ("body_timeout = \"0s\"", "limits.body_timeout"),
             ("max_chunks = 0", "limits.max_chunks"),
             ("max_connection_age = \"0s\"", "limits.max_connection_age"),

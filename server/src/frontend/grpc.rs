@@ -66,8 +66,10 @@ pub struct GrpcOptions {
     pub compress_responses: bool,
     /// Bytes of a call's headers.
     pub max_header_list: u32,
-    /// How long a new connection may take to say that it speaks HTTP/2.
+    /// How long a new connection may take until its first call, and each call for its headers.
     pub header_timeout: Duration,
+    /// How long a connection without a call stays open.
+    pub idle_timeout: Duration,
     /// How long the next 32 KiB of a message may take.
     pub body_patience: Duration,
     /// What a message may consist of.
@@ -101,6 +103,7 @@ impl Default for GrpcOptions {
             compress_responses: false,
             max_header_list: 16 << 10,
             header_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(300),
             body_patience: Duration::from_secs(30),
             request: RequestLimits::default(),
             keep_alive_interval: Duration::from_secs(30),

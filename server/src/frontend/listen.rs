@@ -1,6 +1,8 @@
 //! The accept loop of the HTTP listeners: bounded connections, bounded waiting, graceful end.
 
+mod frames;
 mod guard;
+mod idle;
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -16,17 +18,19 @@ use axum::body::Body;
 use http::Version;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use rustix::process::{Resource, getrlimit};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 use tracing::{debug, info, warn};
 
-use self::guard::{Guard, Requests};
+pub(super) use self::guard::{Guard, Requests};
+pub(super) use self::idle::{Patience, farewell};
 use crate::guard::{Door, Refusal};
 use crate::limits::Limit;
 
@@ -49,8 +53,10 @@ pub struct ListenOptions {
     pub max_connections: usize,
     /// How long a client may take for a request's headers, or to say anything at all.
     pub header_timeout: Duration,
-    /// How long a connection without a request stays open.
+    /// How long an HTTP/1 connection without a request stays open.
     pub idle_timeout: Duration,
+    /// How long an HTTP/2 connection without a request stays open.
+    pub http2_idle_timeout: Duration,
     pub max_headers: usize,
     /// Bytes of a request's headers.
     pub max_header_bytes: usize,
@@ -73,6 +79,7 @@ impl ListenOptions {
             max_connections: descriptors(4).min(10_000),
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
+            http2_idle_timeout: Duration::from_secs(300),
             max_headers: 64,
             max_header_bytes: 32 << 10,
             max_header_list: 16 << 10,
@@ -163,7 +170,6 @@ async fn run(
     let mut connections = JoinSet::new();
     let stopping = CancellationToken::new();
     let server = Server {
-        builder: builder(&options),
         router,
         stopping: stopping.clone(),
         options: options.clone(),
@@ -224,7 +230,6 @@ async fn run(
 /// What a connection is served with.
 #[derive(Clone)]
 struct Server {
-    builder: Builder<TokioExecutor>,
     router: Router,
     stopping: CancellationToken,
     options: ListenOptions,
@@ -253,8 +258,17 @@ impl Server {
         let Some((stream, visitor)) = entered else {
             return;
         };
-        let guard = Guard::new(stream, requests.clone(), self.options.header_timeout);
+        let header_timeout = self.options.header_timeout;
+        let connected = Instant::now();
+        let guard = Guard::new(stream, requests.clone(), connected, header_timeout);
+        let patience = Patience {
+            first: header_timeout,
+            idle: self.options.http2_idle_timeout,
+        };
+        let unused = patience.runs_out(connected, &begun);
+        let builder = builder(&self.options, Counted(requests.clone()));
         let router = self.router;
+        let max_header_list = self.options.max_header_list;
         let max_streams = u64::from(self.options.max_concurrent_streams);
         let service = service_fn(move |request: hyper::Request<Incoming>| {
             let under_way = requests.begin();
@@ -262,11 +276,15 @@ impl Server {
             if is_stream && requests.under_way() >= max_streams {
                 Limit::Streams.refuse();
             }
+            let fit = headers_fit(&request, max_header_list);
             let admitted = visitor.admit(&request);
             let speaks_grpc = visitor.speaks_grpc(&request);
             let router = router.clone();
             async move {
                 let _under_way = under_way;
+                if !fit {
+                    return Ok(too_large());
+                }
                 let refuse = |refusal: Refusal| match speaks_grpc {
                     true => refusal.status().into_http(),
                     false => refusal.into_http(),
@@ -283,7 +301,7 @@ impl Server {
                 Ok(answered.unwrap_or_else(refuse))
             }
         });
-        let connection = self.builder.serve_connection(TokioIo::new(guard), service);
+        let connection = builder.serve_connection(TokioIo::new(guard), service);
         let mut connection = pin!(connection);
         let ended = tokio::select! {
             biased;
@@ -291,6 +309,13 @@ impl Server {
             () = &mut stopped => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
+            }
+            () = unused => {
+                connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    ended = &mut connection => ended,
+                    () = farewell(&begun) => Ok(()),
+                }
             }
         };
         if let Err(error) = ended {
@@ -316,10 +341,14 @@ pub(super) async fn first_request(has_begun: impl Fn() -> bool) {
 pub(super) fn note_refusal(error: &(dyn Error + 'static)) {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<hyper::Error>()
-            && error.is_parse_too_large()
-        {
-            Limit::Headers.refuse();
+        if let Some(error) = error.downcast_ref::<hyper::Error>() {
+            if error.is_parse_too_large() {
+                Limit::Headers.refuse();
+            }
+            // Of HTTP/1: of a header that has begun it is the guard who tells.
+            if error.is_timeout() && error.source().is_none() {
+                Limit::IdleTime.refuse();
+            }
         }
         if let Some(error) = error.downcast_ref::<h2::Error>()
             && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM)
@@ -329,6 +358,39 @@ pub(super) fn note_refusal(error: &(dyn Error + 'static)) {
         }
         cause = error.source();
     }
+}
+
+/// Whether an HTTP/2 request's headers are no larger than they may be; counted when not. The
+/// protocol library would answer by itself, and tell nobody: it is given twice the limit.
+pub(super) fn headers_fit<B>(request: &hyper::Request<B>, limit: u32) -> bool {
+    // What a table of headers takes for each, as the protocol counts.
+    const EACH: usize = 32;
+    if request.version() != hyper::Version::HTTP_2 {
+        return true;
+    }
+    let uri = request.uri();
+    let mut length = 4 * EACH + ":method:scheme:authority:path".len();
+    length += request.method().as_str().len();
+    length += uri.scheme_str().map_or(0, str::len);
+    length += uri
+        .authority()
+        .map_or(0, |authority| authority.as_str().len());
+    length += uri.path_and_query().map_or(0, |path| path.as_str().len());
+    for (name, value) in request.headers() {
+        length += name.as_str().len() + value.len() + EACH;
+    }
+    let fit = length <= limit as usize;
+    if !fit {
+        Limit::Headers.refuse();
+    }
+    fit
+}
+
+/// What the protocol library would answer.
+pub(super) fn too_large<B: Default>() -> hyper::Response<B> {
+    let mut answer = hyper::Response::new(B::default());
+    *answer.status_mut() = hyper::StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+    answer
 }
 
 /// Whether an accept failed because the process, or the system, has no descriptor left.
@@ -359,8 +421,8 @@ async fn next(
     Ok((stream, permit))
 }
 
-fn builder(options: &ListenOptions) -> Builder<TokioExecutor> {
-    let mut builder = Builder::new(TokioExecutor::new());
+fn builder(options: &ListenOptions, executor: Counted) -> Builder<Counted> {
+    let mut builder = Builder::new(executor);
     builder
         .http1()
         .timer(TokioTimer::new())
@@ -374,12 +436,41 @@ fn builder(options: &ListenOptions) -> Builder<TokioExecutor> {
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(options.max_concurrent_streams)
-        .max_header_list_size(options.max_header_list)
+        .max_header_list_size(options.max_header_list.saturating_mul(2))
         .initial_stream_window_size(256 << 10)
         .initial_connection_window_size(2 << 20)
         .keep_alive_interval(Duration::from_secs(30))
         .keep_alive_timeout(Duration::from_secs(10));
     builder
+}
+
+/// Runs an HTTP/2 connection's requests, and counts them until their answers are sent to the end.
+#[derive(Clone)]
+struct Counted(Requests);
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Counted {
+    fn execute(&self, request: F) {
+        let stream = Stream::open(self.0.clone());
+        tokio::spawn(async move {
+            let _stream = stream;
+            request.await;
+        });
+    }
+}
+
+struct Stream(Requests);
+
+impl Stream {
+    fn open(requests: Requests) -> Self {
+        requests.open_streams(1);
+        Self(requests)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.0.close_stream();
+    }
 }
 
 /// A connection that counts as open until it is dropped.

@@ -52,6 +52,12 @@ pub fn documented() -> Vec<Documented> {
             Some(Streams),
         ),
         row(
+            "requests at once on a gRPC stream; further ones are not read yet",
+            &clients.max_stream_requests,
+            "limits.max_stream_requests",
+            None,
+        ),
+        row(
             "headers of an HTTP/1 request",
             &clients.max_headers,
             "limits.max_headers",
@@ -64,13 +70,13 @@ pub fn documented() -> Vec<Documented> {
             Some(Headers),
         ),
         row(
-            "bytes of an HTTP/2 request's headers (answered 431)",
+            "bytes of an HTTP/2 request's headers (answered 431; twice as many are not counted)",
             &size(clients.max_header_list),
             "limits.max_header_list",
-            None,
+            Some(Headers),
         ),
         row(
-            "time for a request's head, or a connection's first words",
+            "time for a request's head, a connection's first words, and its first request",
             &time(clients.header_timeout),
             "limits.header_timeout",
             Some(HeaderTime),
@@ -79,7 +85,13 @@ pub fn documented() -> Vec<Documented> {
             "time that an HTTP/1 connection may idle",
             &time(clients.idle_timeout),
             "limits.idle_timeout",
-            None,
+            Some(IdleTime),
+        ),
+        row(
+            "time that an HTTP/2 connection may idle; then its client is asked to reconnect",
+            &time(clients.http2_idle_timeout),
+            "limits.http2_idle_timeout",
+            Some(IdleTime),
         ),
         row(
             "HTTP/2 connections with endless resets, empty frames or continued headers",

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::limits::FLEETING;
 use crate::python::{Environment, succeed};
 use crate::repository::{Model, TestRepository};
 use crate::server::{ServerBuilder, TestServer};
@@ -200,6 +201,17 @@ async fn tritonclient_with_extensions() -> Result<()> {
             .arg("--allow-client-shm=true")
             .arg("--cache-config=local,size=1048576")
             .arg("--keep-alive=off")
+    })
+    .await
+}
+
+#[tokio::test]
+async fn tritonclient_does_not_notice_that_idle_and_old_connections_are_closed() -> Result<()> {
+    let files = tempfile::tempdir()?;
+    let config = files.path().join("fleeting.toml");
+    fs::write(&config, FLEETING)?;
+    run_on(TRITON, "triton_reconnect.py", |builder| {
+        builder.arg(format!("--config={}", config.display()))
     })
     .await
 }

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dormouse_proto::inference as pb;
@@ -26,8 +27,11 @@ max_queue_per_model = 1
 max_request_bytes_in_flight = "600KiB"
 max_connections = 8
 max_streams = 2
+max_stream_requests = 2
 max_headers = 20
 header_timeout = "PATIENCE"
+idle_timeout = "IDLE"
+http2_idle_timeout = "IDLE"
 body_timeout = "PATIENCE"
 max_chunks = 10
 max_json_depth = 8
@@ -46,17 +50,18 @@ struct Watched {
 
 impl Watched {
     async fn start() -> Result<Self> {
-        Self::patient("1m").await
+        Self::patient("1m", "1m").await
     }
 
-    /// With so long for headers and bodies, which a busy machine may need for good ones.
-    async fn patient(patience: &str) -> Result<Self> {
+    /// With so long for headers and bodies, which a busy machine may need for good ones, and for
+    /// connections without a request.
+    async fn patient(patience: &str, idle: &str) -> Result<Self> {
         let repository = TestRepository::new()?;
         repository.add("add_sub", Model::new("add_sub"))?;
         repository.add("slow", Model::new("slow").config(ONE_AT_A_TIME))?;
         let files = tempfile::tempdir()?;
         let config = files.path().join("low.toml");
-        std::fs::write(&config, LOW.replace("PATIENCE", patience))?;
+        std::fs::write(&config, LOW.replace("PATIENCE", patience).replace("IDLE", idle))?;
         let server = TestServer::over(&repository)
             .arg(format!("--config={}", config.display()))
             .start()
@@ -284,4 +289,123 @@ async fn connections_over_a_limit_wait_or_are_closed_and_floods_end_them() -> Re
         watched.counts("http2_floods", before).await?;
     }
     watched.server.assert_healthy().await
+}
+
+/// What an HTTP/2 client sends, frame by frame.
+struct Frames(Vec<u8>);
+
+impl Frames {
+    const HEADERS: u8 = 1;
+    const CONTINUATION: u8 = 9;
+    const END_STREAM: u8 = 1;
+    const END_HEADERS: u8 = 4;
+
+    /// A client's first words.
+    fn greeting() -> Self {
+        let greeting = Self(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec());
+        greeting.frame(4, 0, 0, b"")
+    }
+
+    fn frame(mut self, kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Self {
+        let [.., long, middle, short] = payload.len().to_be_bytes();
+        let head = [long, middle, short, kind, flags, 0, 0, 0, stream];
+        self.0.extend(head);
+        self.0.extend(payload);
+        self
+    }
+
+    /// GET / of some host, complete or to be continued.
+    fn get(self, end: u8, stream: u8) -> Self {
+        let head = b"\x82\x86\x84\x01\x01x";
+        self.frame(Self::HEADERS, Self::END_STREAM | end, stream, head)
+    }
+}
+
+#[tokio::test]
+async fn http2_connections_without_a_request_are_closed_and_counted() -> Result<()> {
+    let mut watched = Watched::patient("1s", "3s").await?;
+    for address in [watched.server.http, watched.server.grpc] {
+        let mut half = Frames::greeting().get(Frames::END_HEADERS, 1);
+        half.0.pop();
+        let endless = Frames::greeting().get(0, 1);
+        for words in [Frames::greeting(), half, endless] {
+            let before = watched.refusals("header_time").await?;
+            exchange(address, &words.0).await?;
+            watched.counts("header_time", before).await?;
+        }
+        // One request was answered, then nothing more comes.
+        let before = watched.refusals("idle_time").await?;
+        let words = Frames::greeting().get(Frames::END_HEADERS, 1);
+        exchange(address, &words.0).await?;
+        watched.counts("idle_time", before).await?;
+        // And half of another one.
+        let before = watched.refusals("header_time").await?;
+        let mut words = Frames::greeting()
+            .get(Frames::END_HEADERS, 1)
+            .get(Frames::END_HEADERS, 3);
+        words.0.pop();
+        exchange(address, &words.0).await?;
+        watched.counts("header_time", before).await?;
+
+        let before = watched.refusals("headers").await?;
+        // Three headers of seven bits' names and 8,000 bytes each: two more for the length.
+        let mut words = Frames::greeting().get(0, 1);
+        for (index, end) in [(b'a', 0), (b'b', 0), (b'c', Frames::END_HEADERS)] {
+            let field = [&[0, 1, index, 127, 0xc1, 0x3d][..], &[b'y'; 8000]].concat();
+            words = words.frame(Frames::CONTINUATION, end, 1, &field);
+        }
+        exchange(address, &words.0).await?;
+        watched.counts("headers", before).await?;
+    }
+    let before = watched.refusals("idle_time").await?;
+    let kept = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n";
+    let answer = exchange(watched.server.http, kept).await?;
+    ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    watched.counts("idle_time", before).await?;
+    watched.server.assert_healthy().await
+}
+
+/// Connections that are closed so soon that calls meet the moment again and again.
+pub(crate) const FLEETING: &str = r#"
+[limits]
+http2_idle_timeout = "40ms"
+max_connection_age = "150ms"
+"#;
+
+#[tokio::test]
+async fn clients_do_not_notice_that_idle_and_old_connections_are_closed() -> Result<()> {
+    let repository = TestRepository::new()?;
+    repository.add("add_sub", Model::new("add_sub"))?;
+    let files = tempfile::tempdir()?;
+    let config = files.path().join("fleeting.toml");
+    std::fs::write(&config, FLEETING)?;
+    let mut server = TestServer::over(&repository)
+        .arg(format!("--config={}", config.display()))
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    // The pauses lie around the moment when an idle connection is closed.
+    for pause in (35..55).cycle().take(100) {
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        wire::infer(&client, add_sub("add_sub", 2, 3)).await?;
+    }
+    // Without a pause, connections grow old.
+    let mut calls = JoinSet::new();
+    for _ in 0..4 {
+        let client = client.clone();
+        calls.spawn(async move {
+            for _ in 0..500 {
+                wire::infer(&client, add_sub("add_sub", 2, 3)).await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(called) = calls.join_next().await {
+        called??;
+    }
+    let closed = server
+        .metric("dormouse_limit_refusals_total", &["limit=\"idle_time\""])
+        .await?;
+    ensure!(closed > 0.0, "no connection was idle");
+    server.assert_healthy().await
 }

@@ -16,6 +16,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
+use crate::frontend::listen::Requests;
 use crate::limits::Limit;
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -42,19 +43,27 @@ pub(super) struct WithCalls<C> {
     calls: FuturesUnordered<Call>,
     /// As many as the connection may have at once.
     max_calls: usize,
+    /// Where they are counted.
+    requests: Requests,
     bell: Arc<Bell>,
     waker: Waker,
 }
 
 impl<C: Future> WithCalls<C> {
     /// `connection` must hand its calls to `queue`.
-    pub(super) fn new(connection: C, queue: CallQueue, max_calls: usize) -> Self {
+    pub(super) fn new(
+        connection: C,
+        queue: CallQueue,
+        max_calls: usize,
+        requests: Requests,
+    ) -> Self {
         let bell = Arc::new(Bell::default());
         Self {
             connection: Box::pin(connection),
             queue,
             calls: FuturesUnordered::new(),
             max_calls,
+            requests,
             waker: Arc::clone(&bell).into(),
             bell,
         }
@@ -78,11 +87,16 @@ impl<C: Future> Future for WithCalls<C> {
                 return Poll::Ready(ended);
             }
             let arrived = mem::take(&mut *this.queue.arrived.lock());
-            if !arrived.is_empty() && this.calls.len() + arrived.len() >= this.max_calls {
-                Limit::Streams.refuse();
+            if !arrived.is_empty() {
+                this.requests.open_streams(arrived.len());
+                if this.calls.len() + arrived.len() >= this.max_calls {
+                    Limit::Streams.refuse();
+                }
             }
             this.calls.extend(arrived);
-            while let Poll::Ready(Some(())) = this.calls.poll_next_unpin(inner) {}
+            while let Poll::Ready(Some(())) = this.calls.poll_next_unpin(inner) {
+                this.requests.close_stream();
+            }
             // An answer rings too: it lies in the connection's buffers and is written next.
             if !this.bell.has_rung() {
                 return Poll::Pending;
@@ -176,7 +190,12 @@ mod tests {
             }
             Poll::Pending
         });
-        let mut with_calls = WithCalls::new(connection, CallQueue::default(), usize::MAX);
+        let mut with_calls = WithCalls::new(
+            connection,
+            CallQueue::default(),
+            usize::MAX,
+            Requests::default(),
+        );
         let wakes = Arc::new(Wakes::default());
         let waker = Arc::clone(&wakes).into();
         let polled = Pin::new(&mut with_calls).poll(&mut Context::from_waker(&waker));
@@ -192,7 +211,12 @@ mod tests {
             inner = Some(cx.waker().clone());
             Poll::Pending
         });
-        let mut with_calls = WithCalls::new(connection, CallQueue::default(), usize::MAX);
+        let mut with_calls = WithCalls::new(
+            connection,
+            CallQueue::default(),
+            usize::MAX,
+            Requests::default(),
+        );
         let bell = with_calls.waker.clone();
         let wakes = Arc::new(Wakes::default());
         let waker = Arc::clone(&wakes).into();
@@ -213,7 +237,12 @@ mod tests {
             cx.waker().wake_by_ref();
             Poll::Pending
         });
-        let mut with_calls = WithCalls::new(connection, CallQueue::default(), usize::MAX);
+        let mut with_calls = WithCalls::new(
+            connection,
+            CallQueue::default(),
+            usize::MAX,
+            Requests::default(),
+        );
         let wakes = Arc::new(Wakes::default());
         let waker = Arc::clone(&wakes).into();
         let polled = Pin::new(&mut with_calls).poll(&mut Context::from_waker(&waker));
@@ -230,7 +259,8 @@ mod tests {
         let finished = Arc::new(AtomicUsize::new(0));
         let held = Arc::new(());
         let connection = Scripted(|_: &mut Context<'_>| Poll::Pending);
-        let mut with_calls = WithCalls::new(connection, queue.clone(), usize::MAX);
+        let mut with_calls =
+            WithCalls::new(connection, queue.clone(), usize::MAX, Requests::default());
         let (done, kept) = (Arc::clone(&finished), Arc::clone(&held));
         queue.execute(async move {
             done.fetch_add(1, Ordering::SeqCst);

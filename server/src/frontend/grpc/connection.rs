@@ -5,7 +5,6 @@ use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,13 +14,17 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::GrpcOptions;
 use super::backend::Backend;
 use super::calls::{CallQueue, WithCalls};
 use super::router::Router;
-use crate::frontend::listen::{accept_rest, first_request, lacks_descriptors, note_refusal};
+use crate::frontend::listen::{
+    Guard, Patience, Requests, accept_rest, farewell, first_request, headers_fit,
+    lacks_descriptors, note_refusal, too_large,
+};
 use crate::guard::Transport;
 use crate::limits::Limit;
 
@@ -120,7 +123,7 @@ fn http2_builder(options: &GrpcOptions, calls: CallQueue) -> http2::Builder<Call
         .initial_connection_window_size(options.connection_window)
         .max_frame_size(options.max_frame_size)
         .max_concurrent_streams(options.max_concurrent_streams)
-        .max_header_list_size(options.max_header_list)
+        .max_header_list_size(options.max_header_list.saturating_mul(2))
         // The protocol library's own bounds against floods of resets. Absent means unbounded.
         .max_pending_accept_reset_streams(20)
         .max_local_error_reset_streams(1024)
@@ -140,10 +143,10 @@ impl<B: Backend> Connection<B> {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
         }
-        let has_called = Arc::new(AtomicBool::new(false));
+        let requests = Requests::default();
         let stopped = async {
             shutdown.cancelled().await;
-            first_request(|| has_called.load(Ordering::Relaxed)).await;
+            first_request(|| requests.streams_opened() > 0).await;
         };
         let mut stopped = pin!(stopped);
         let entered = tokio::select! {
@@ -153,11 +156,15 @@ impl<B: Backend> Connection<B> {
         let Some((stream, visitor)) = entered else {
             return;
         };
+        let connected = Instant::now();
+        let header_timeout = self.options.header_timeout;
+        let patience = Patience {
+            first: header_timeout,
+            idle: self.options.idle_timeout,
+        };
         let prefaced = tokio::select! {
             () = &mut stopped => return,
-            prefaced = tokio::time::timeout(self.options.header_timeout, Prefaced::open(stream)) => {
-                prefaced
-            }
+            prefaced = tokio::time::timeout(header_timeout, Prefaced::open(stream)) => prefaced,
         };
         if prefaced.is_err() {
             Limit::HeaderTime.refuse();
@@ -165,15 +172,20 @@ impl<B: Backend> Connection<B> {
         let Ok(Some(io)) = prefaced else {
             return;
         };
-        let (router, called) = (self.router, Arc::clone(&has_called));
+        let io = Guard::new(io, requests.clone(), connected, header_timeout);
+        let router = self.router;
+        let max_header_list = self.options.max_header_list;
         let service = service_fn(move |request| {
-            called.store(true, Ordering::Relaxed);
             let router = router.clone();
+            let fit = headers_fit(&request, max_header_list);
             let admitted = visitor.admit(&request);
             async move {
+                if !fit {
+                    return Ok::<_, Infallible>(too_large());
+                }
                 let pass = match admitted {
                     Ok(pass) => pass,
-                    Err(refusal) => return Ok::<_, Infallible>(refusal.status().into_http()),
+                    Err(refusal) => return Ok(refusal.status().into_http()),
                 };
                 let answered = pass.accompany(request, |request| router.handle(request));
                 let answered = answered.await;
@@ -184,18 +196,27 @@ impl<B: Backend> Connection<B> {
         let connection =
             http2_builder(&self.options, calls.clone()).serve_connection(TokioIo::new(io), service);
         let max_calls = self.options.max_concurrent_streams as usize;
-        let mut connection = WithCalls::new(connection, calls, max_calls);
+        let mut connection = WithCalls::new(connection, calls, max_calls, requests.clone());
+        let unwanted = async {
+            tokio::select! {
+                biased;
+                () = old(self.options.max_connection_age) => {}
+                () = patience.runs_out(connected, &requests) => {}
+            }
+        };
         let ended = tokio::select! {
             biased;
-            ended = &mut connection => Some(ended),
-            () = &mut stopped => None,
-            () = old(self.options.max_connection_age) => None,
-        };
-        let ended = match ended {
-            Some(ended) => ended,
-            None => {
+            ended = &mut connection => ended,
+            () = &mut stopped => {
                 connection.connection().graceful_shutdown();
                 connection.await
+            }
+            () = unwanted => {
+                connection.connection().graceful_shutdown();
+                tokio::select! {
+                    ended = connection => ended,
+                    () = farewell(&requests) => Ok(()),
+                }
             }
         };
         if let Err(error) = ended {

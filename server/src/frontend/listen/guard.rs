@@ -4,14 +4,15 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::has_budget_remaining;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
+use super::frames::Frames;
 use crate::limits::Limit;
 
 /// How long, and how much, of what a client still sends is dropped unread after the last answer.
@@ -24,7 +25,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The requests of one connection whose headers are complete.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Requests {
+pub(in crate::frontend) struct Requests {
     counts: Arc<Counts>,
 }
 
@@ -32,6 +33,10 @@ pub(super) struct Requests {
 struct Counts {
     begun: AtomicU64,
     ended: AtomicU64,
+    speak_http2: AtomicBool,
+    streams_opened: AtomicU64,
+    streams_closed: AtomicU64,
+    ran_out: AtomicBool,
 }
 
 /// A request that is being answered until this is dropped.
@@ -41,6 +46,41 @@ pub(super) struct UnderWay {
 }
 
 impl Requests {
+    /// Whether they come over HTTP/2, as far as is known yet.
+    pub(super) fn speak_http2(&self) -> bool {
+        self.counts.speak_http2.load(Ordering::Relaxed)
+    }
+
+    /// Counts that their client had no time left; once, however many clocks were watching it.
+    pub(super) fn run_out(&self, limit: Limit) {
+        if !self.counts.ran_out.swap(true, Ordering::Relaxed) {
+            limit.refuse();
+        }
+    }
+
+    fn begin_http2(&self) {
+        self.counts.speak_http2.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts requests over HTTP/2. They are open until their answers are sent to the end.
+    pub(in crate::frontend) fn open_streams(&self, count: usize) {
+        let opened = &self.counts.streams_opened;
+        opened.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    pub(in crate::frontend) fn close_stream(&self) {
+        self.counts.streams_closed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(in crate::frontend) fn streams_opened(&self) -> u64 {
+        self.counts.streams_opened.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn streams_open(&self) -> u64 {
+        let closed = self.counts.streams_closed.load(Ordering::Relaxed);
+        self.streams_opened().saturating_sub(closed)
+    }
+
     pub(super) fn begin(&self) -> UnderWay {
         self.counts.begun.fetch_add(1, Ordering::Relaxed);
         UnderWay {
@@ -71,15 +111,17 @@ impl Drop for UnderWay {
 /// Fails reads once the client had its time: to say a first word, and from the first byte of a
 /// request's header to its last.
 ///
-/// HTTP/2 connections are left alone after their preface: they have pings for that.
+/// Between two requests it lets HTTP/2 connections be: those are told to go away, which is not for
+/// who sees bytes only.
 #[derive(Debug)]
-pub(super) struct Guard<S> {
+pub(in crate::frontend) struct Guard<S> {
     stream: S,
     requests: Requests,
     header_timeout: Duration,
     /// Set while a header (or the first byte) is awaited.
     deadline: Option<Pin<Box<Sleep>>>,
     /// Requests begun when reads were last asked for: one more, and the awaited header has come.
+    /// HTTP/2's frames tell by themselves where a header ends.
     begun: u64,
     protocol: Protocol,
     /// Set when the last answer is out and the client still sends.
@@ -97,40 +139,57 @@ enum Protocol {
     /// This many bytes agree with HTTP/2's preface so far.
     Unknown(usize),
     Http1,
-    Http2,
+    Http2(Frames),
 }
 
 impl<S> Guard<S> {
-    pub(super) fn new(stream: S, requests: Requests, header_timeout: Duration) -> Self {
+    /// For a connection that was made at `connected`.
+    pub(in crate::frontend) fn new(
+        stream: S,
+        requests: Requests,
+        connected: Instant,
+        header_timeout: Duration,
+    ) -> Self {
+        let deadline = tokio::time::sleep_until(connected + header_timeout);
         Self {
             stream,
             requests,
             header_timeout,
-            deadline: Some(Box::pin(tokio::time::sleep(header_timeout))),
+            deadline: Some(Box::pin(deadline)),
             begun: 0,
             protocol: Protocol::Unknown(0),
             linger: None,
         }
     }
 
-    fn saw(&mut self, bytes: &[u8]) {
+    fn saw(&mut self, mut bytes: &[u8]) {
         if let Protocol::Unknown(matched) = self.protocol {
             let rest = &PREFACE[matched..];
             let length = rest.len().min(bytes.len());
             self.protocol = if rest[..length] != bytes[..length] {
                 Protocol::Http1
             } else if length == rest.len() {
-                Protocol::Http2
+                self.requests.begin_http2();
+                self.deadline = None;
+                bytes = &bytes[length..];
+                Protocol::Http2(Frames::default())
             } else {
                 Protocol::Unknown(matched + length)
             };
         }
-        match self.protocol {
-            Protocol::Http2 => self.deadline = None,
-            Protocol::Http1 if self.deadline.is_none() && !self.requests.any_under_way() => {
-                self.deadline = Some(Box::pin(tokio::time::sleep(self.header_timeout)));
+        let awaits_header = match &mut self.protocol {
+            Protocol::Http2(frames) => {
+                let followed = frames.follow(bytes);
+                if followed.headers_ended || !followed.within_headers {
+                    self.deadline = None;
+                }
+                followed.within_headers
             }
-            Protocol::Http1 | Protocol::Unknown(_) => {}
+            Protocol::Http1 => !self.requests.any_under_way(),
+            Protocol::Unknown(_) => false,
+        };
+        if awaits_header && self.deadline.is_none() {
+            self.deadline = Some(Box::pin(tokio::time::sleep(self.header_timeout)));
         }
     }
 }
@@ -142,7 +201,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guard<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let begun = self.requests.begun();
-        if begun != self.begun {
+        if begun != self.begun && !matches!(self.protocol, Protocol::Http2(_)) {
             self.begun = begun;
             self.deadline = None;
         }
@@ -161,7 +220,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guard<S> {
                 if let Some(deadline) = &mut self.deadline
                     && deadline.as_mut().poll(context).is_ready()
                 {
-                    Limit::HeaderTime.refuse();
+                    self.requests.run_out(Limit::HeaderTime);
                     return Poll::Ready(Err(io::Error::new(
                         io::ErrorKind::TimedOut,
                         "the client did not complete its request header in time",
@@ -220,7 +279,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guard<S> {
         if self.linger.is_none() {
             ready!(Pin::new(&mut self.stream).poll_shutdown(context))?;
             // There, streams are reset and the connection is told to go away.
-            if matches!(self.protocol, Protocol::Http2) {
+            if matches!(self.protocol, Protocol::Http2(_)) {
                 return Poll::Ready(Ok(()));
             }
         }

@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, Empty};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
@@ -120,6 +120,118 @@ async fn half_sent_headers_are_cut_off_after_the_header_timeout() {
     }
 }
 
+/// An HTTP/2 client's first words, and the first half of a request's headers.
+const HALF_A_REQUEST: &[u8] =
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x08\x01\x05\0\0\0\x01\x82\x86\x84";
+const FIRST_WORDS: usize = 24;
+const SETTINGS: usize = 33;
+
+#[tokio::test(start_paused = true)]
+async fn http2_connections_that_never_ask_are_closed_after_the_header_timeout() {
+    let served = start(hello(), |_| {}).await;
+    for length in [FIRST_WORDS, SETTINGS, HALF_A_REQUEST.len()] {
+        let mut stream = served.connect().await;
+        let begun = Instant::now();
+        stream.write_all(&HALF_A_REQUEST[..length]).await.unwrap();
+        read_all(&mut stream).await;
+        let waited = begun.elapsed().as_secs();
+        assert!((10..14).contains(&waited), "{length} bytes: {waited}");
+    }
+}
+
+/// A connection that answers pings, and what tells of its end.
+async fn http2(
+    served: &Served,
+) -> (
+    hyper::client::conn::http2::SendRequest<Empty<bytes::Bytes>>,
+    JoinHandle<hyper::Result<()>>,
+) {
+    let stream = TokioIo::new(served.connect().await);
+    let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream);
+    let (sender, connection) = handshake.await.unwrap();
+    (sender, tokio::spawn(connection))
+}
+
+async fn ask(
+    sender: &mut hyper::client::conn::http2::SendRequest<Empty<bytes::Bytes>>,
+    path: &str,
+) -> hyper::Result<hyper::Response<Incoming>> {
+    let request = hyper::Request::get(format!("http://x{path}"));
+    sender
+        .send_request(request.body(Empty::new()).unwrap())
+        .await
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_http2_client_that_only_answers_pings_is_told_to_go_away() {
+    let served = start(hello(), |_| {}).await;
+    let begun = Instant::now();
+    let (_sender, connection) = http2(&served).await;
+    connection.await.unwrap().unwrap();
+    assert!((10..14).contains(&begun.elapsed().as_secs()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_http2_connection_is_told_to_go_away_once_it_has_idled_long_enough() {
+    let slow = Router::new().route(
+        "/",
+        get(async || {
+            // Longer than a connection may idle, and then the body takes as long.
+            tokio::time::sleep(Duration::from_secs(9)).await;
+            Body::new(http_body_util::StreamBody::new(futures_util::stream::once(
+                async {
+                    tokio::time::sleep(Duration::from_secs(9)).await;
+                    Ok::<_, Infallible>(hyper::body::Frame::data(bytes::Bytes::from("hello")))
+                },
+            )))
+        }),
+    );
+    // All of it is over before the first ping: a clock that jumps does not wait for its answer.
+    let served = start(slow, |options| {
+        options.header_timeout = Duration::from_secs(1);
+        options.http2_idle_timeout = Duration::from_secs(8);
+    })
+    .await;
+    let (mut sender, connection) = http2(&served).await;
+    let answer = ask(&mut sender, "/").await.unwrap();
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(body, "hello");
+    let idle = Instant::now();
+    let counted = Limit::IdleTime.refusals();
+    connection.await.unwrap().unwrap();
+    let idled = idle.elapsed().as_secs();
+    assert!((6..10).contains(&idled), "{idled}");
+    assert!(Limit::IdleTime.refusals() > counted);
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_sent_headers_are_cut_off_after_requests_were_answered() {
+    let served = start(hello(), |_| {}).await;
+    let mut stream = served.connect().await;
+    // GET / is complete with its last byte, an indexed header for the authority's name.
+    let (first, rest) = HALF_A_REQUEST.split_at(SETTINGS);
+    stream.write_all(first).await.unwrap();
+    stream
+        .write_all(b"\0\0\x06\x01\x05\0\0\0\x01\x82\x86\x84\x01\x01x")
+        .await
+        .unwrap();
+    let mut buffer = [0; 1024];
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"hello") {
+        let length = stream.read(&mut buffer).await.unwrap();
+        assert_ne!(length, 0, "closed after {seen:?}");
+        seen.extend_from_slice(&buffer[..length]);
+    }
+    let begun = Instant::now();
+    let mut second = rest.to_vec();
+    // The next stream that a client may open.
+    second[8] = 3;
+    stream.write_all(&second).await.unwrap();
+    read_all(&mut stream).await;
+    let waited = begun.elapsed().as_secs();
+    assert!((10..12).contains(&waited), "{waited}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn headers_that_trickle_are_cut_off_too() {
     let served = start(hello(), |_| {}).await;
@@ -143,8 +255,10 @@ async fn an_idle_connection_outlives_the_header_timeout_but_not_its_own() {
     stream.write_all(request).await.unwrap();
     read_hello(&mut stream).await;
     let idle = Instant::now();
+    let counted = Limit::IdleTime.refusals();
     assert_eq!(read_all(&mut stream).await, "");
     assert!((74..80).contains(&idle.elapsed().as_secs()));
+    assert!(Limit::IdleTime.refusals() > counted);
 }
 
 #[tokio::test(start_paused = true)]

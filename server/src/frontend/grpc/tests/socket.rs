@@ -18,6 +18,7 @@ use tonic_reflection::pb::{v1, v1alpha};
 
 use super::super::{GrpcError, GrpcOptions, serve_backend};
 use super::fake::{Fake, request};
+use crate::limits::Limit;
 
 struct Server {
     fake: Fake,
@@ -299,6 +300,56 @@ async fn old_connections_are_replaced_without_a_failed_call() {
     server.fake.open_gate(1);
     call.await.unwrap().unwrap();
     client.model_infer(request("echo", "", "x")).await.unwrap();
+}
+
+#[tokio::test]
+async fn idle_connections_are_replaced_without_a_failed_call() {
+    let server = Server::start(GrpcOptions {
+        header_timeout: Duration::from_millis(8),
+        idle_timeout: Duration::from_millis(8),
+        ..Default::default()
+    })
+    .await;
+    let mut client = server.client().await;
+    // Around the moment when the server says goodbye.
+    for pause in (5..20).cycle().take(90) {
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        client.model_infer(request("echo", "", "x")).await.unwrap();
+    }
+    // A call that takes longer than that is no idleness, nor is an open stream.
+    let open = client
+        .clone()
+        .model_stream_infer(stream::pending())
+        .await
+        .unwrap();
+    let counted = Limit::IdleTime.refusals();
+    let call = tokio::spawn(async move { client.model_infer(request("gate", "", "x")).await });
+    server.fake.until_active(1).await;
+    // Another client's connection idles meanwhile.
+    let mut other = server.client().await;
+    other.model_infer(request("echo", "", "x")).await.unwrap();
+    while Limit::IdleTime.refusals() == counted {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    server.fake.open_gate(1);
+    call.await.unwrap().unwrap();
+    drop(open);
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_without_a_call_are_closed_after_the_header_timeout() {
+    let server = Server::start(GrpcOptions::default()).await;
+    let words =
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x08\x01\x05\0\0\0\x01\x82";
+    for length in [0, 10, 24, 33, words.len()] {
+        let mut client = TcpStream::connect(&server.address).await.unwrap();
+        let begun = tokio::time::Instant::now();
+        client.write_all(&words[..length]).await.unwrap();
+        let mut said = Vec::new();
+        let _ = client.read_to_end(&mut said).await;
+        let waited = begun.elapsed().as_secs();
+        assert!((10..14).contains(&waited), "{length} bytes: {waited}");
+    }
 }
 
 #[tokio::test]
