@@ -152,6 +152,18 @@ enum ClientKind {
     Unlisted,
 }
 
+impl ClientKind {
+    /// Tells clients of one name apart.
+    fn label(self) -> &'static str {
+        match self {
+            Self::Token => "token",
+            Self::Jwt => "jwt",
+            Self::Certificate => "certificate",
+            Self::Unlisted => "unlisted certificate",
+        }
+    }
+}
+
 /// Somebody who made themselves known.
 #[derive(Debug)]
 struct Client {

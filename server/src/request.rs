@@ -10,7 +10,7 @@ use dormouse_core::time::Timestamp;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::host::InFlightBytes;
-use crate::shared_memory::RegionSlice;
+use crate::shared_memory::{Caller, RegionSlice};
 use crate::spans::RequestSpan;
 use crate::timeline::ColdRequest;
 
@@ -129,6 +129,8 @@ pub struct Wishes {
     pub inputs: Vec<(usize, RegionSlice)>,
     /// What becomes of outputs, by their names.
     pub outputs: Vec<(String, OutputWish)>,
+    /// Whose regions it may name, where that is known.
+    pub caller: Option<Caller>,
 }
 
 /// What becomes of an output instead of being sent as it is.

@@ -39,6 +39,8 @@ pub struct SharedMemoryLimits {
     pub max_regions: usize,
     /// Of all regions together.
     pub max_bytes: ByteSize,
+    /// What keys begin with, without their leading slash; none: any key will do.
+    pub key_prefixes: Vec<String>,
 }
 
 impl Default for SharedMemoryLimits {
@@ -46,7 +48,15 @@ impl Default for SharedMemoryLimits {
         Self {
             max_regions: 256,
             max_bytes: ByteSize::gib(4),
+            key_prefixes: Vec::new(),
         }
+    }
+}
+
+impl SharedMemoryLimits {
+    fn permit_key(&self, key: &str) -> bool {
+        let mut prefixes = self.key_prefixes.iter();
+        self.key_prefixes.is_empty() || prefixes.any(|prefix| key.starts_with(prefix))
     }
 }
 
@@ -66,6 +76,15 @@ pub struct RegionStatus {
     pub key: String,
     pub offset: u64,
     pub byte_size: u64,
+}
+
+/// Who asks, where clients are asked who they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// How it made itself known, and as whom.
+    pub identity: (&'static str, Arc<str>),
+    /// Has the scope that all clients' regions are open to.
+    pub manages: bool,
 }
 
 /// The regions that clients registered. Not allowed unless the operator says so.
@@ -96,6 +115,15 @@ impl SharedMemory {
         self.limits.is_some()
     }
 
+    /// What a caller may do with regions; none where nobody is asked who they are, and where all
+    /// may do everything.
+    pub fn of<'a>(&'a self, caller: Option<&'a Caller>) -> Regions<'a> {
+        Regions {
+            memory: self,
+            caller,
+        }
+    }
+
     fn limits(&self) -> Result<&SharedMemoryLimits, ServeError> {
         self.limits.as_ref().ok_or_else(|| {
             ServeError::unsupported(
@@ -103,11 +131,27 @@ impl SharedMemory {
             )
         })
     }
+}
+
+/// The regions as one caller has them: those of others do not exist for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Regions<'a> {
+    memory: &'a SharedMemory,
+    caller: Option<&'a Caller>,
+}
+
+impl Regions<'_> {
+    fn may_use(&self, region: &Region) -> bool {
+        match (&region.owner, self.caller) {
+            (Some(owner), Some(caller)) => caller.manages || *owner == caller.identity,
+            (None, _) | (_, None) => true,
+        }
+    }
 
     /// Registers `region.byte_size` bytes of the object `key`, from `region.offset` in it, under
     /// the name `region.region`.
     pub fn register(&self, key: &str, region: RegionSlice) -> Result<(), ServeError> {
-        let limits = self.limits()?;
+        let limits = self.memory.limits()?;
         let RegionSlice {
             region: name,
             offset,
@@ -122,21 +166,28 @@ impl SharedMemory {
                 "cannot register shared memory region '{name}': keys that start with '{RESERVED}' are kept for the server"
             )));
         }
+        // Before it is looked for: who may not have it is not told whether it is there.
+        if !limits.permit_key(file_name) {
+            return Err(ServeError::invalid(format!(
+                "cannot register shared memory region '{name}': its key begins with none of the permitted prefixes (shared_memory.key_prefixes)"
+            )));
+        }
         if byte_size == 0 {
             return Err(ServeError::invalid(format!(
                 "cannot register shared memory region '{name}': its byte_size is 0"
             )));
         }
         // Opened before the lock is taken: it may have to wait for the file system.
-        let opened = open_key(&self.root, file_name, &name)?;
+        let opened = open_key(&self.memory.root, file_name, &name)?;
         let region = Region {
             key: key.to_owned(),
             offset,
             byte_size,
             opened,
+            owner: self.caller.map(|caller| caller.identity.clone()),
         };
         region.check_bounds(&name, 0, byte_size)?;
-        let mut regions = self.regions.lock();
+        let mut regions = self.memory.regions.lock();
         if regions.contains_key(&name) {
             return Err(ServeError::invalid(format!(
                 "shared memory region '{name}' is registered already"
@@ -162,41 +213,43 @@ impl SharedMemory {
     }
 
     /// Forgets a region, or all with "". Requests that use it keep what they have. As in Triton, a
-    /// region that is not registered is no error.
+    /// region that is not registered is no error; nor is another's, which stays.
     pub fn unregister(&self, name: &str) -> Result<(), ServeError> {
-        self.limits()?;
-        let mut regions = self.regions.lock();
-        match name {
-            "" => regions.clear(),
-            name => drop(regions.remove(name)),
-        }
+        self.memory.limits()?;
+        let mut regions = self.memory.regions.lock();
+        regions.retain(|known, region| {
+            let is_meant = name.is_empty() || known == name;
+            !is_meant || !self.may_use(region)
+        });
         Ok(())
     }
 
     /// A region, or all with "", sorted by name.
     pub fn status(&self, name: &str) -> Result<Vec<RegionStatus>, ServeError> {
-        self.limits()?;
-        let regions = self.regions.lock();
-        if !name.is_empty() && !regions.contains_key(name) {
-            return Err(unknown(name));
-        }
+        self.memory.limits()?;
+        let regions = self.memory.regions.lock();
         let wanted = regions
             .iter()
-            .filter(|(known, _)| name.is_empty() || *known == name);
-        Ok(wanted
+            .filter(|(known, region)| (name.is_empty() || *known == name) && self.may_use(region));
+        let found: Vec<_> = wanted
             .map(|(name, region)| RegionStatus {
                 name: name.clone(),
                 key: region.key.clone(),
                 offset: region.offset,
                 byte_size: region.byte_size,
             })
-            .collect())
+            .collect();
+        match found.is_empty() && !name.is_empty() {
+            true => Err(unknown(name)),
+            false => Ok(found),
+        }
     }
 
     /// The region of a slice, which lies within it.
     pub fn resolve(&self, slice: &RegionSlice) -> Result<ResolvedSlice, ServeError> {
-        self.limits()?;
-        let region = self.regions.lock().get(&slice.region).cloned();
+        self.memory.limits()?;
+        let region = self.memory.regions.lock().get(&slice.region).cloned();
+        let region = region.filter(|region| self.may_use(region));
         let region = region.ok_or_else(|| unknown(&slice.region))?;
         region.check_bounds(&slice.region, slice.offset, slice.byte_size)?;
         Ok(ResolvedSlice {

@@ -57,6 +57,7 @@ pub struct SharedMemorySection {
     pub max_regions: Option<usize>,
     #[serde(deserialize_with = "from_text")]
     pub max_bytes: Option<ByteSize>,
+    pub key_prefixes: Option<Vec<String>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -81,6 +82,7 @@ impl ExtensionsConfig {
         let limits = SharedMemoryLimits {
             max_regions: shared_memory.max_regions.unwrap_or(defaults.max_regions),
             max_bytes: shared_memory.max_bytes.unwrap_or(defaults.max_bytes),
+            key_prefixes: key_prefixes(shared_memory.key_prefixes.unwrap_or_default())?,
         };
         let cache_size = match cache_flag(&args.cache_config)? {
             Some(size) => Some(size),
@@ -92,6 +94,19 @@ impl ExtensionsConfig {
             max_override_bytes: max_override_bytes.unwrap_or(Self::default().max_override_bytes),
         })
     }
+}
+
+/// Keys are compared without the slash that `shm_open` wants, so prefixes may have one, too.
+fn key_prefixes(given: Vec<String>) -> Result<Vec<String>, ConfigError> {
+    let prefixes = given.iter().map(|prefix| prefix.trim_start_matches('/'));
+    let prefixes: Vec<String> = prefixes.map(str::to_owned).collect();
+    if prefixes.iter().any(String::is_empty) {
+        return Err(invalid(
+            "shared_memory.key_prefixes",
+            "every key begins with an empty prefix: leave the list empty to permit all",
+        ));
+    }
+    Ok(prefixes)
 }
 
 /// Reads Triton's `--cache-config=local,size=1048576`.
@@ -133,6 +148,17 @@ fn cache_flag(entries: &[String]) -> Result<Option<ByteSize>, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prefixes_of_keys_go_without_their_slash() {
+        let read = |given: &[&str]| key_prefixes(given.iter().map(|&one| one.into()).collect());
+        assert_eq!(read(&["/a-", "b"]).unwrap(), ["a-", "b"]);
+        assert!(read(&[]).unwrap().is_empty());
+        for given in ["", "/"] {
+            let error = read(&["a", given]).unwrap_err().to_string();
+            assert!(error.contains("shared_memory.key_prefixes"), "{error}");
+        }
+    }
 
     #[test]
     fn tritons_cache_flag_is_understood_and_others_are_refused() {

@@ -41,7 +41,7 @@ use crate::limits::RequestLimits;
 use crate::log_settings;
 use crate::request::RawRequest;
 use crate::service::Service;
-use crate::shared_memory::{no_cuda, no_cuda_region};
+use crate::shared_memory::{Caller, no_cuda, no_cuda_region};
 use crate::spans::{Protocol, RequestSpan};
 
 /// The metrics port's only route.
@@ -139,12 +139,15 @@ struct Head {
     query: String,
     /// When the request was taken up.
     received: dormouse_core::time::Timestamp,
+    /// Whose regions of shared memory it may name, where that is known.
+    caller: Option<Caller>,
 }
 
 async fn dispatch(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
     let received = app.service.now();
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let head = Head {
+        caller: parts.extensions.remove(),
         query: parts.uri.query().unwrap_or_default().to_owned(),
         headers: parts.headers,
         received,
@@ -224,7 +227,7 @@ impl App {
     /// Answers what belongs to an extension with a document.
     async fn extension(&self, route: Route, head: &Head, body: Body) -> Result<Vec<u8>, Failure> {
         let extensions = self.service.extensions();
-        let regions = &extensions.shared_memory;
+        let regions = extensions.shared_memory.of(head.caller.as_ref());
         let Received { bytes: body, .. } = self.read_body(head, body, 0).await?;
         Ok(match route {
             Route::LogSettings(access) => {
@@ -301,11 +304,14 @@ impl App {
             held = still_held;
             parsed?
         };
-        let request = RawRequest {
+        let mut request = RawRequest {
             span: span.clone(),
             held,
             ..parsed.request
         };
+        if let Some(wishes) = &mut request.wishes {
+            wishes.caller = head.caller.clone();
+        }
         let answered = self
             .service
             .infer(&model.name, &model.version, request)

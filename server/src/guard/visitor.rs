@@ -14,6 +14,7 @@ use super::counters::Denial;
 use super::need::Need;
 use super::quota::{Account, Arriving, Permit};
 use super::{Client, Guard, Listener, Needs, Refusal, Transport, is_loopback};
+use crate::shared_memory::Caller;
 
 /// The entrance of one listener.
 #[derive(Clone, Default)]
@@ -201,7 +202,14 @@ impl Visitor {
                 Refusal::forbidden("management and shared memory are not for pages of other sites");
             return Err(guard.deny(Denial::CrossOrigin, refusal));
         }
-        self.take(guard, need, client.as_deref())
+        let pass = self.take(guard, need, client.as_deref())?;
+        Ok(Pass {
+            caller: client.filter(|_| need.is_inference()).map(|client| Caller {
+                identity: (client.kind.label(), Arc::clone(&client.name)),
+                manages: Need::Management.is_met_by(client.scopes),
+            }),
+            ..pass
+        })
     }
 
     /// Whether this is the place for what is asked.
@@ -235,8 +243,8 @@ impl Visitor {
         };
         if need == Need::InferenceStream {
             return Ok(Pass {
-                permit: None,
                 stream: Some(StreamQuota::new(account)),
+                ..Pass::default()
             });
         }
         let permit = account.enter()?;
@@ -246,7 +254,7 @@ impl Visitor {
         }
         Ok(Pass {
             permit: Some(Arc::new(permit)),
-            stream: None,
+            ..Pass::default()
         })
     }
 }
@@ -256,6 +264,8 @@ impl Visitor {
 pub(crate) struct Pass {
     permit: Option<Arc<Permit>>,
     stream: Option<StreamQuota>,
+    /// Who it is, for what belongs to one client only.
+    caller: Option<Caller>,
 }
 
 impl Pass {
@@ -277,6 +287,9 @@ impl Pass {
         let mut request = request.map(|body| Counted::new(body, meter));
         if let Some(stream) = self.stream {
             request.extensions_mut().insert(stream);
+        }
+        if let Some(caller) = self.caller {
+            request.extensions_mut().insert(caller);
         }
         let response = answer(request).await;
         let Some(permit) = self.permit else {

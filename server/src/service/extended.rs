@@ -13,7 +13,7 @@ use super::Service;
 use crate::classification::{self, classify};
 use crate::error::ServeError;
 use crate::request::{InferResponse, OutputWish, RawRequest, Wishes};
-use crate::shared_memory::{RegionSlice, ResolvedSlice};
+use crate::shared_memory::{RegionSlice, Regions, ResolvedSlice};
 use crate::trace_settings::Level;
 
 /// Shared memory up to this size is copied, and outputs are classified, where the request is read.
@@ -61,13 +61,18 @@ impl Service {
         let Some(wishes) = request.wishes.take() else {
             return self.infer_plain(name, version, request).await;
         };
-        let Wishes { inputs, outputs } = *wishes;
+        let Wishes {
+            inputs,
+            outputs,
+            caller,
+        } = *wishes;
+        let regions = self.shared.extensions.shared_memory.of(caller.as_ref());
         if inputs.len().saturating_add(outputs.len()) > MAX_WISHES {
             return Err(ServeError::invalid(format!(
                 "more than {MAX_WISHES} tensors of the request are in shared memory or to be classified"
             )));
         }
-        let outputs = self.prepare(outputs)?;
+        let outputs = prepare(regions, outputs)?;
         let is_classified = |(_, wish): &(_, Prepared)| matches!(wish, Prepared::Classes(_));
         let spec = match outputs.iter().any(is_classified) {
             true => {
@@ -76,28 +81,12 @@ impl Service {
             }
             false => None,
         };
-        self.read_inputs(&mut request, inputs).await?;
+        self.read_inputs(&mut request, regions, inputs).await?;
         let mut response = self.infer_plain(name, version, request).await?;
         if !outputs.is_empty() {
             finish(&mut response, outputs, spec.as_ref()).await?;
         }
         Ok(response)
-    }
-
-    /// Looks up the regions for outputs: a model is not run for an answer that has no place.
-    fn prepare(
-        &self,
-        wishes: Vec<(String, OutputWish)>,
-    ) -> Result<Vec<(String, Prepared)>, ServeError> {
-        let shared_memory = &self.shared.extensions.shared_memory;
-        let prepared = wishes.into_iter().map(|(name, wish)| {
-            let wish = match wish {
-                OutputWish::Classes(count) => Prepared::Classes(count),
-                OutputWish::Region(slice) => Prepared::Region(shared_memory.resolve(&slice)?),
-            };
-            Ok((name, wish))
-        });
-        prepared.collect()
     }
 
     /// What the model is whose outputs are to be classified. Refuses those that have no order,
@@ -124,15 +113,15 @@ impl Service {
     async fn read_inputs(
         &self,
         request: &mut RawRequest,
+        regions: Regions<'_>,
         inputs: Vec<(usize, RegionSlice)>,
     ) -> Result<(), ServeError> {
         if inputs.is_empty() {
             return Ok(());
         }
-        let shared_memory = &self.shared.extensions.shared_memory;
         let slices = inputs
             .iter()
-            .map(|(_, slice)| shared_memory.resolve(slice))
+            .map(|(_, slice)| regions.resolve(slice))
             .collect::<Result<Vec<_>, _>>()?;
         let sizes = inputs.iter().map(|(_, slice)| slice.byte_size);
         let total = sizes.fold(0, u64::saturating_add);
@@ -160,6 +149,21 @@ impl Service {
         };
         Ok(())
     }
+}
+
+/// Looks up the regions for outputs: a model is not run for an answer that has no place.
+fn prepare(
+    regions: Regions<'_>,
+    wishes: Vec<(String, OutputWish)>,
+) -> Result<Vec<(String, Prepared)>, ServeError> {
+    let prepared = wishes.into_iter().map(|(name, wish)| {
+        let wish = match wish {
+            OutputWish::Classes(count) => Prepared::Classes(count),
+            OutputWish::Region(slice) => Prepared::Region(regions.resolve(&slice)?),
+        };
+        Ok((name, wish))
+    });
+    prepared.collect()
 }
 
 /// Does with the outputs what was asked for.

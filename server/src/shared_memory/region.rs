@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 
@@ -17,6 +18,8 @@ pub(super) struct Region {
     pub(super) offset: u64,
     pub(super) byte_size: u64,
     pub(super) opened: Opened,
+    /// Who registered it, where that is known.
+    pub(super) owner: Option<(&'static str, Arc<str>)>,
 }
 
 /// A shared memory object.

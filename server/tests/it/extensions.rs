@@ -9,7 +9,9 @@ use dormouse_proto::inference as pb;
 use pb::model_repository_parameter::ParameterChoice;
 use serde_json::{Value, json};
 
+use crate::authority::Files;
 use crate::deadlines::{ENDLESS, occupy, start_slow, waiting};
+use crate::http;
 use crate::repository::{Model, TestRepository, model_bytes};
 use crate::server::{TestServer, eventually, patiently};
 use crate::wire::{self, GrpcClient, add_sub, output, slow};
@@ -305,5 +307,139 @@ async fn a_stream_that_is_dropped_stops_its_run() -> Result<()> {
     ensure!(output::<i64>(&answer, "COUNT", &[1])? == [10]);
     let endless = occupy(&server, &client).await?;
     endless.run.abort();
+    server.assert_healthy().await
+}
+
+const TWO_TOKENS: &str = r#"
+[[token]]
+name = "one"
+token = "one-0123456789abcdef"
+scopes = ["inference"]
+
+[[token]]
+name = "two"
+token = "two-0123456789abcdef"
+scopes = ["inference"]
+
+[[token]]
+name = "operator"
+token = "operator-0123456789"
+scopes = ["inference", "management"]
+"#;
+
+/// An object of shared memory that goes away with the test.
+struct Shared(String);
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(format!("/dev/shm/{}", self.0));
+    }
+}
+
+#[tokio::test]
+async fn a_region_is_used_and_forgotten_only_by_who_registered_it() -> Result<()> {
+    let repository = TestRepository::new()?;
+    repository.add("add_sub", Model::new("add_sub"))?;
+    let files = Files::new()?;
+    files.put("tokens.toml", TWO_TOKENS)?;
+    files.put(
+        "server.toml",
+        "[shared_memory]\nallowed = true\nkey_prefixes = [\"/owned-\"]\n",
+    )?;
+    let mut server = TestServer::over(&repository)
+        .arg(files.flag("auth-tokens", "tokens.toml"))
+        .arg(files.flag("config", "server.toml"))
+        .start()
+        .await?;
+    let shared = Shared(format!("owned-{}", server.pid()));
+    let ones: Vec<u8> = [1i32; 16]
+        .iter()
+        .flat_map(|one| one.to_le_bytes())
+        .collect();
+    std::fs::write(format!("/dev/shm/{}", shared.0), ones)?;
+    let call = async |token: &str, method: &str, path: &str, body: Value| {
+        let bearer = format!("Bearer {token}");
+        let headers = [("authorization", &*bearer)];
+        let body = body.to_string();
+        http::call(server.http, method, path, &headers, body.as_bytes()).await
+    };
+    let region = |verb: &str| format!("/v2/systemsharedmemory/region/r/{verb}");
+    let (one, two) = ("one-0123456789abcdef", "two-0123456789abcdef");
+    let register = |key: &str| json!({"key": key, "offset": 0, "byte_size": 64});
+    let refused = call(one, "POST", &region("register"), register("/other")).await?;
+    ensure!(refused.error()?.contains("shared_memory.key_prefixes"));
+    let key = format!("/{}", shared.0);
+    let registered = call(one, "POST", &region("register"), register(&key)).await?;
+    ensure!(registered.status == 200, "{}", registered.text());
+    let input = |name: &str| {
+        json!({"name": name, "datatype": "INT32", "shape": [1, 16], "parameters":
+            {"shared_memory_region": "r", "shared_memory_byte_size": 64}})
+    };
+    let request = || json!({"inputs": [input("INPUT0"), input("INPUT1")]});
+    let infer = "/v2/models/add_sub/infer";
+    // For another client it is not there, and stays whatever that one says.
+    let error = call(two, "POST", infer, request()).await?.error()?;
+    ensure!(error.contains("unable to find system shared memory region: 'r'"));
+    for path in [
+        region("unregister"),
+        "/v2/systemsharedmemory/unregister".into(),
+    ] {
+        ensure!(call(two, "POST", &path, json!({})).await?.status == 200);
+    }
+    for token in [one, "operator-0123456789"] {
+        let answer = call(token, "POST", infer, request()).await?;
+        ensure!(
+            answer.json()?["outputs"][0]["data"][0] == 2,
+            "{}",
+            answer.text()
+        );
+    }
+    // The same over gRPC, one by one and on a stream.
+    for (token, expected) in [(one, true), (two, false)] {
+        let mut client = server.grpc().await?;
+        let mut message = pb::ModelInferRequest {
+            model_name: "add_sub".into(),
+            ..Default::default()
+        };
+        for name in ["INPUT0", "INPUT1"] {
+            let parameter = |choice| pb::InferParameter {
+                parameter_choice: Some(choice),
+            };
+            use pb::infer_parameter::ParameterChoice::{Int64Param, StringParam};
+            message
+                .inputs
+                .push(pb::model_infer_request::InferInputTensor {
+                    name: name.into(),
+                    datatype: "INT32".into(),
+                    shape: vec![1, 16],
+                    parameters: HashMap::from([
+                        (
+                            "shared_memory_region".into(),
+                            parameter(StringParam("r".into())),
+                        ),
+                        ("shared_memory_byte_size".into(), parameter(Int64Param(64))),
+                    ]),
+                    contents: None,
+                });
+        }
+        let mut unary = tonic::Request::new(message.clone());
+        let mut stream = tonic::Request::new(futures_util::stream::iter([message]));
+        for metadata in [unary.metadata_mut(), stream.metadata_mut()] {
+            metadata.insert("authorization", format!("Bearer {token}").parse()?);
+        }
+        ensure!(
+            client.model_infer(unary).await.is_ok() == expected,
+            "{token}"
+        );
+        let mut answers = client.model_stream_infer(stream).await?.into_inner();
+        let answer = answers.message().await?.context("no answer")?;
+        ensure!(
+            answer.error_message.is_empty() == expected,
+            "{token}: {answer:?}"
+        );
+    }
+    let forgotten = call(one, "POST", &region("unregister"), json!({})).await?;
+    ensure!(forgotten.status == 200);
+    ensure!(call(one, "GET", &region("status"), json!({})).await?.status != 200);
     server.assert_healthy().await
 }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use dormouse_proto::inference as pb;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use tonic::Code;
 use tonic::codec::CompressionEncoding;
 
@@ -177,7 +178,7 @@ async fn requests_over_a_limit_of_http_are_refused_and_counted() -> Result<()> {
 
 #[tokio::test]
 async fn what_is_begun_and_not_ended_is_refused_and_counted() -> Result<()> {
-    let mut watched = Watched::patient("2s").await?;
+    let mut watched = Watched::patient("2s", "1m").await?;
     watched.refused("header_time", b"POST /v2", "").await?;
     let stalled = post("content-length: 1000", b"{");
     watched.refused("body_time", &stalled, "408").await?;

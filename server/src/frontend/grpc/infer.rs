@@ -25,6 +25,7 @@ use crate::error::ServeError;
 use crate::frontend::status::to_status;
 use crate::limits::RequestLimits;
 use crate::request::{Origin, RawInput, RawRequest, SequenceParameters, Wishes};
+use crate::shared_memory::Caller;
 use crate::spans::RequestSpan;
 
 /// Where a request that woke its model is told what that took.
@@ -35,9 +36,12 @@ pub(super) async fn model_infer<B: Backend>(
     backend: &B,
     time: CallTime,
     span: Option<RequestSpan>,
-    received: Received<pb::ModelInferRequest>,
+    request: tonic::Request<Received<pb::ModelInferRequest>>,
     limits: &RequestLimits,
 ) -> Result<Response<Answer>, Status> {
+    let (_, mut extensions, received) = request.into_parts();
+    let caller: Option<Caller> = extensions.remove();
+    drop(extensions);
     let held = backend.count(received.bytes);
     let mut request = received.message;
     let name = std::mem::take(&mut request.model_name);
@@ -54,6 +58,9 @@ pub(super) async fn model_infer<B: Backend>(
         Ok(mut raw) => {
             raw.origin = Origin::Unary;
             raw.span = span.clone();
+            if let Some(wishes) = &mut raw.wishes {
+                wishes.caller = caller;
+            }
             backend.infer(&name, &version, raw).await
         }
         Err(error) => Err(error),

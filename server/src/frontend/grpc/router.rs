@@ -28,6 +28,7 @@ use super::{
     settings, shared_memory, statistics, wire,
 };
 use crate::frontend::status::to_status;
+use crate::shared_memory::Caller;
 use crate::spans::Protocol;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -142,13 +143,7 @@ impl<B: Backend> Router<B> {
             .unary(
                 tower::service_fn(|request: tonic::Request<Received<_>>| {
                     let limits = &self.options.request;
-                    infer::model_infer(
-                        &self.backend,
-                        time,
-                        span.clone(),
-                        request.into_inner(),
-                        limits,
-                    )
+                    infer::model_infer(&self.backend, time, span.clone(), request, limits)
                 }),
                 request,
             )
@@ -176,6 +171,7 @@ impl<B: Backend> Router<B> {
             in_flight: self.options.max_stream_requests,
             caller: self.backend.tracer().map(|_| request.headers().clone()),
             quota: request.extensions().get().cloned(),
+            regions_of: request.extensions().get().cloned(),
             limits: self.options.request,
         };
         let timeout = time.deadline.map(|deadline| deadline - time.received);
@@ -206,6 +202,7 @@ impl<B: Backend> Router<B> {
         T::Error: Into<BoxError> + Send,
     {
         let backend = &self.backend;
+        let caller = request.extensions().get::<Caller>().cloned();
         let path = request.uri().path();
         // All of the rest: the guard knows whole paths only, and a longer one that ends in a
         // method's name needs nothing there.
@@ -245,16 +242,22 @@ impl<B: Backend> Router<B> {
                     .await
             }
             "SystemSharedMemoryStatus" => {
-                self.unary(request, |q| shared_memory::status(backend, q))
-                    .await
+                self.unary(request, |q| {
+                    shared_memory::status(backend, caller.clone(), q)
+                })
+                .await
             }
             "SystemSharedMemoryRegister" => {
-                self.unary(request, |q| shared_memory::register(backend, q))
-                    .await
+                self.unary(request, |q| {
+                    shared_memory::register(backend, caller.clone(), q)
+                })
+                .await
             }
             "SystemSharedMemoryUnregister" => {
-                self.unary(request, |q| shared_memory::unregister(backend, q))
-                    .await
+                self.unary(request, |q| {
+                    shared_memory::unregister(backend, caller.clone(), q)
+                })
+                .await
             }
             "CudaSharedMemoryStatus" => self.unary(request, shared_memory::cuda_status).await,
             "CudaSharedMemoryRegister" => self.unary(request, shared_memory::cuda_register).await,

@@ -6,17 +6,18 @@ use tonic::Status;
 
 use super::backend::Backend;
 use crate::frontend::status::to_status;
-use crate::shared_memory::{RegionSlice, SharedMemory, no_cuda, no_cuda_region};
+use crate::shared_memory::{Caller, RegionSlice, Regions, no_cuda, no_cuda_region};
 
-fn regions<B: Backend>(backend: &B) -> &SharedMemory {
-    &backend.extensions().shared_memory
+fn regions<'a, B: Backend>(backend: &'a B, caller: Option<&'a Caller>) -> Regions<'a> {
+    backend.extensions().shared_memory.of(caller)
 }
 
 pub(super) async fn status<B: Backend>(
     backend: &B,
+    caller: Option<Caller>,
     request: pb::SystemSharedMemoryStatusRequest,
 ) -> Result<pb::SystemSharedMemoryStatusResponse, Status> {
-    let found = regions(backend).status(&request.name);
+    let found = regions(backend, caller.as_ref()).status(&request.name);
     let found = found.map_err(|error| to_status(&error))?;
     let regions = found.into_iter().map(|region| {
         let status = RegionStatus {
@@ -34,6 +35,7 @@ pub(super) async fn status<B: Backend>(
 
 pub(super) async fn register<B: Backend>(
     backend: &B,
+    caller: Option<Caller>,
     request: pb::SystemSharedMemoryRegisterRequest,
 ) -> Result<pb::SystemSharedMemoryRegisterResponse, Status> {
     let region = RegionSlice {
@@ -41,7 +43,7 @@ pub(super) async fn register<B: Backend>(
         offset: request.offset,
         byte_size: request.byte_size,
     };
-    match regions(backend).register(&request.key, region) {
+    match regions(backend, caller.as_ref()).register(&request.key, region) {
         Ok(()) => Ok(pb::SystemSharedMemoryRegisterResponse {}),
         Err(error) => Err(to_status(&error)),
     }
@@ -49,9 +51,10 @@ pub(super) async fn register<B: Backend>(
 
 pub(super) async fn unregister<B: Backend>(
     backend: &B,
+    caller: Option<Caller>,
     request: pb::SystemSharedMemoryUnregisterRequest,
 ) -> Result<pb::SystemSharedMemoryUnregisterResponse, Status> {
-    match regions(backend).unregister(&request.name) {
+    match regions(backend, caller.as_ref()).unregister(&request.name) {
         Ok(()) => Ok(pb::SystemSharedMemoryUnregisterResponse {}),
         Err(error) => Err(to_status(&error)),
     }

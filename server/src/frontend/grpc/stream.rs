@@ -25,6 +25,7 @@ use crate::guard::{Refusal, StreamPermit, StreamQuota};
 use crate::host::InFlightBytes;
 use crate::limits::RequestLimits;
 use crate::request::Turn;
+use crate::shared_memory::Caller;
 use crate::spans::Protocol;
 
 /// What holds for every request of a stream.
@@ -41,6 +42,8 @@ pub(super) struct StreamTerms {
     pub(super) caller: Option<HeaderMap>,
     /// What each request counts against.
     pub(super) quota: Option<StreamQuota>,
+    /// Whose regions of shared memory requests may name, where that is known.
+    pub(super) regions_of: Option<Caller>,
     /// What each request may consist of.
     pub(super) limits: RequestLimits,
 }
@@ -166,6 +169,9 @@ async fn answer<B: Backend>(
                 None => drop(turn),
             }
             raw.span = span.clone();
+            if let Some(wishes) = &mut raw.wishes {
+                wishes.caller = terms.regions_of;
+            }
             backend.infer(&model_name, &model_version, raw).await
         }
         Err(error) => Err(error),

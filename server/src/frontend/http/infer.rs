@@ -118,6 +118,7 @@ pub(super) fn parse(
     let wishes = Wishes {
         inputs: regions.collect(),
         outputs: outputs.wishes,
+        caller: None,
     };
     let inputs = inputs
         .into_iter()

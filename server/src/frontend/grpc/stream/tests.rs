@@ -19,6 +19,7 @@ fn terms(fail_fast: bool, in_flight: usize) -> StreamTerms {
         in_flight,
         caller: None,
         quota: None,
+        regions_of: None,
         limits: RequestLimits::default(),
     }
 }
