@@ -25,7 +25,7 @@ use crate::drive::outcome::Outcome;
 use crate::record::{Findings, ReportArgs, Started};
 use crate::samples::Samples;
 use crate::table::{Titled, number};
-use crate::victim::ServerChoice;
+use crate::victim::{Guest, ServerChoice, Victim};
 
 /// What a server has for the headers of a request, or for the first bytes of a connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,6 +34,13 @@ const SLACK: Duration = Duration::from_secs(3);
 
 /// Milliseconds that a guest's requests may be sent late at p99 without spoiling its latencies.
 const MOST_LATE: f64 = 20.0;
+
+/// How many times the usual p99 a guest may see while others misbehave.
+const TIMES: f64 = 2.0;
+/// Answers that a guest's usual p99 must be read from before others are compared with it.
+const ENOUGH: u64 = 90;
+/// Milliseconds by which a guest's requests may be sent late at p99 for a comparison by ratio.
+const LITTLE_LATE: f64 = 1.0;
 
 /// Mistreats servers in several ways and tells what their other clients saw.
 #[derive(Args, Debug)]
@@ -243,6 +250,33 @@ impl Shown {
         self.clients.push((name.to_owned(), seen));
     }
 
+    /// As [`Shown::client`], and the bar of how many times the usual p99 is allowed.
+    fn compared(&mut self, name: &str, usual: &Outcome, seen: Outcome, times: f64) {
+        let figures = |outcome: &Outcome| {
+            let step = outcome.steps.first();
+            step.map(|step| {
+                let all = &step.all;
+                (all.latency.p99, all.late.p99, all.answered)
+            })
+        };
+        let before_and_now = figures(usual).zip(figures(&seen));
+        self.client(name, usual, seen);
+        let Some(((before, before_late, answered), (now, late, _))) = before_and_now else {
+            return;
+        };
+        let ratio = now / before;
+        let late = late.max(before_late);
+        let bar = Bar::new(
+            format!("p99 of {name}, times the usual"),
+            format!("at most {times:.1}"),
+            format!("{ratio:.2} ({now:.2} ms to {before:.2} ms), sent late by {late:.2} ms"),
+            ratio <= times,
+        );
+        // Clients that are late themselves tell of the machine, not of the server.
+        let judged = late <= LITTLE_LATE && answered >= ENOUGH;
+        self.bar(if judged { bar } else { bar.unjudged() });
+    }
+
     /// The bar of connections that had to be closed.
     fn closed(&mut self, name: &str, closed: &[Option<Duration>], within: Duration, judged: bool) {
         let in_time = closed
@@ -265,6 +299,15 @@ impl Shown {
         let seconds = closed.iter().flatten().map(Duration::as_secs_f64);
         self.closed_after_seconds.extend(seconds);
     }
+}
+
+/// Guests over gRPC and HTTP who ask often enough for a p99 of their own.
+fn guests(victim: &Victim, model: &'static str) -> Result<(Guest, Guest)> {
+    let often = |target| Guest {
+        rate: 50.0,
+        ..Guest::new(target, model)
+    };
+    Ok((often(victim.grpc()), often(victim.http()?)))
 }
 
 /// Says some words, then a byte of `drip` every second, until the server hangs up; none when it

@@ -11,6 +11,8 @@ use crate::victim::{Guest, Victim};
 
 /// Requests under way at the flooded model: far more than are run at once.
 const FLOOD: usize = 256;
+/// How much longer the neighbour's requests may take.
+const TIMES: f64 = 1.2;
 const QUIET: &str = "mlp";
 const FLOODED: &str = "steady";
 
@@ -28,7 +30,7 @@ pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
     let guest = guest.stay();
     let (progress, _stopper) = Progress::silent();
     let flooded = drive::run(&flood, &victim.grpc(), &progress).await?;
-    shown.client("the quiet model", &before, guest.finish().await?);
+    shown.compared("the quiet model", &before, guest.finish().await?, TIMES);
     let answers = flooded
         .steps
         .first()

@@ -8,24 +8,24 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use super::{HostileArgs, Shown};
+use super::{HostileArgs, Shown, TIMES, guests};
 use crate::bars::Bar;
-use crate::victim::{Guest, Victim};
+use crate::victim::Victim;
 
 const MODEL: &str = "mlp";
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Frames sent at a time.
 const BATCH: u32 = 500;
 /// How long a connection may live that is being flooded with.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 const DATA: u8 = 0;
-const HEADERS: u8 = 1;
+pub(super) const HEADERS: u8 = 1;
 const RESET: u8 = 3;
-const SETTINGS: u8 = 4;
+pub(super) const SETTINGS: u8 = 4;
 const CONTINUATION: u8 = 9;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
+pub(super) const END_STREAM: u8 = 1;
+pub(super) const END_HEADERS: u8 = 4;
 
 #[derive(Clone, Copy, Debug)]
 enum Flood {
@@ -95,8 +95,7 @@ struct Sent {
 pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
     let mut shown = Shown::new("frames");
     let victim = Victim::start(&args.server, &["--keep-alive=forever"], None).await?;
-    let grpc = Guest::new(victim.grpc(), MODEL);
-    let http = Guest::new(victim.http()?, MODEL);
+    let (grpc, http) = guests(&victim, MODEL)?;
     let (before, http_before) = (grpc.usual().await?, http.usual().await?);
     let resident = victim.resident()?;
     let (grpc, http) = (grpc.stay(), http.stay());
@@ -125,12 +124,17 @@ pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
             ));
         }
     }
-    shown.client("a gRPC client", &before, grpc.finish().await?);
-    shown.client("an HTTP client", &http_before, http.finish().await?);
+    shown.compared("a gRPC client", &before, grpc.finish().await?, TIMES);
+    shown.compared("an HTTP client", &http_before, http.finish().await?, TIMES);
     shown.grown("all of them", resident, victim.resident()?, 16.0);
-    shown
-        .counted(&victim, "http2_floods", closed.min(1))
+    let counted = victim
+        .metric("dormouse_limit_refusals_total", &["limit=\"http2_floods\""])
         .await?;
+    shown.bar(Bar::equal(
+        "connections counted as http2_floods",
+        closed,
+        counted as u64,
+    ));
     Ok(shown)
 }
 
@@ -179,7 +183,7 @@ async fn send(address: &str, flood: Flood, wanted: u64) -> Result<Sent> {
 }
 
 /// A request's headers, none of them in a table that both sides would have to keep.
-fn head(authority: &str) -> Vec<u8> {
+pub(super) fn head(authority: &str) -> Vec<u8> {
     // POST and http, which every table has.
     let mut block = vec![0x83, 0x86];
     let path = "/inference.GRPCInferenceService/ServerLive";
@@ -199,7 +203,7 @@ fn literal(block: &mut Vec<u8>, name: u8, value: &str) {
     block.extend(value.bytes());
 }
 
-fn frame(bytes: &mut Vec<u8>, (kind, flags): (u8, u8), stream: u32, payload: &[u8]) {
+pub(super) fn frame(bytes: &mut Vec<u8>, (kind, flags): (u8, u8), stream: u32, payload: &[u8]) {
     let [_, length @ ..] = (payload.len() as u32).to_be_bytes();
     bytes.extend(length);
     bytes.extend([kind, flags]);

@@ -3,8 +3,17 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use dormouse_proto::inference as pb;
+use http::Request;
+use http::header::{CONTENT_TYPE, TE};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use pb::grpc_inference_service_client::GrpcInferenceServiceClient;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
+use tonic::Code;
 
 use super::{HostileArgs, Shown};
 use crate::bars::Bar;
@@ -15,8 +24,8 @@ const MODEL: &str = "mlp";
 const LARGE: u64 = 1945 << 20;
 const TOO_LARGE: u64 = 3 << 30;
 const BLOCK: usize = 1 << 20;
-/// What server and kernel need for it, sent and answered.
-const NEEDED: u64 = 10 << 30;
+/// What server, client and kernel need for it, sent and answered.
+const NEEDED: u64 = 14 << 30;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
@@ -28,7 +37,11 @@ pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
         shown.bar(bar.unjudged());
         return Ok(shown);
     }
-    let flags = ["--keep-alive=forever", "--http-max-input-size=2GiB"];
+    let flags = [
+        "--keep-alive=forever",
+        "--http-max-input-size=2GiB",
+        "--grpc-max-input-size=2147483647",
+    ];
     let victim = Victim::start(&args.server, &flags, None).await?;
     let guest = Guest::new(victim.http()?, MODEL);
     let before = guest.usual().await?;
@@ -38,7 +51,7 @@ pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
     let answer = tokio::time::timeout(PATIENCE, sent).await;
     let answer = answer.context("no answer to 1.9 GiB")??;
     shown.bar(Bar::new(
-        "a tensor of 1.9 GiB comes back",
+        "a tensor of 1.9 GiB comes back over HTTP",
         "200, equal",
         answer.describe(),
         answer.status == 200 && answer.is_equal,
@@ -47,14 +60,84 @@ pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
     let answer = tokio::time::timeout(PATIENCE, refused).await;
     let answer = answer.context("no answer to 3 GiB")??;
     shown.bar(Bar::new(
-        "a tensor of 3 GiB",
+        "a tensor of 3 GiB over HTTP",
         "400",
         answer.status.to_string(),
         answer.status == 400,
     ));
+    let url = victim.url();
+    let sent = call(&url, &block);
+    let found = tokio::time::timeout(PATIENCE, sent).await;
+    let found = found.context("no answer to 1.9 GiB over gRPC")??;
+    shown.bar(Bar::new(
+        "a tensor of 1.9 GiB comes back over gRPC",
+        "equal",
+        found,
+        found == "equal",
+    ));
+    let refused = announce(victim.grpc_address());
+    let status = tokio::time::timeout(PATIENCE, refused).await;
+    let status = status.context("no answer to 3 GiB over gRPC")??;
+    shown.bar(Bar::new(
+        "a message of 3 GiB over gRPC",
+        "OUT_OF_RANGE",
+        format!("{status:?}"),
+        status == Code::OutOfRange,
+    ));
     shown.client("an HTTP client afterwards", &before, guest.usual().await?);
-    shown.counted(&victim, "body_size", 1).await?;
+    shown.counted(&victim, "body_size", 2).await?;
     Ok(shown)
+}
+
+/// Has 1.9 GiB of the block sent through a model that changes nothing, over gRPC.
+async fn call(url: &str, block: &[u8]) -> Result<&'static str> {
+    let client = GrpcInferenceServiceClient::connect(url.to_owned()).await?;
+    let mut client = client
+        .max_decoding_message_size(usize::MAX)
+        .max_encoding_message_size(usize::MAX);
+    let tensor = Bytes::from(block.repeat(LARGE as usize / block.len()));
+    let request = pb::ModelInferRequest {
+        model_name: "identity_fp32".to_owned(),
+        inputs: vec![pb::model_infer_request::InferInputTensor {
+            name: "INPUT".to_owned(),
+            datatype: "FP32".to_owned(),
+            shape: vec![1, LARGE as i64 / 4],
+            ..Default::default()
+        }],
+        raw_input_contents: vec![tensor],
+        ..Default::default()
+    };
+    let answer = client.model_infer(request).await?.into_inner();
+    let [back] = &answer.raw_output_contents[..] else {
+        return Ok("no tensor");
+    };
+    let is_equal = back.len() as u64 == LARGE && back.chunks(block.len()).all(|one| one == block);
+    Ok(if is_equal { "equal" } else { "different" })
+}
+
+/// Says over gRPC that a message of 3 GiB follows.
+async fn announce(address: &str) -> Result<Code> {
+    let socket = TcpStream::connect(address).await?;
+    let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(socket));
+    let (mut sender, connection) = handshake.await?;
+    let connection = tokio::spawn(connection);
+    let mut beginning = vec![0];
+    beginning.extend((TOO_LARGE as u32).to_be_bytes());
+    beginning.extend([0; 64]);
+    let request = Request::post(format!(
+        "http://{address}/inference.GRPCInferenceService/ModelInfer"
+    ))
+    .header(CONTENT_TYPE, "application/grpc")
+    .header(TE, "trailers")
+    .body(Full::new(Bytes::from(beginning)))?;
+    let answer = sender.send_request(request).await?;
+    let (head, body) = answer.into_parts();
+    let body = body.collect().await?;
+    let status = head.headers.get("grpc-status");
+    let trailers = body.trailers();
+    let status = status.or_else(|| trailers?.get("grpc-status"));
+    connection.abort();
+    Ok(Code::from_bytes(status.context("no status")?.as_bytes()))
 }
 
 /// What came back.

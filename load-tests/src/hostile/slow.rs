@@ -15,10 +15,10 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{HEADER_TIMEOUT, HostileArgs, SLACK, Shown, until_hung_up};
+use super::{HEADER_TIMEOUT, HostileArgs, SLACK, Shown, TIMES, guests, until_hung_up};
 use crate::bars::Bar;
 use crate::samples::mib;
-use crate::victim::{Guest, Victim};
+use crate::victim::Victim;
 
 const MODEL: &str = "mlp";
 /// What a server has for the next part of a body.
@@ -31,8 +31,7 @@ const GIVE_BACK: Duration = Duration::from_secs(20);
 pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
     let mut shown = Shown::new("slow");
     let victim = Victim::start(&args.server, &["--keep-alive=forever"], None).await?;
-    let grpc = Guest::new(victim.grpc(), MODEL);
-    let http = Guest::new(victim.http()?, MODEL);
+    let (grpc, http) = guests(&victim, MODEL)?;
     let (before, http_before) = (grpc.usual().await?, http.usual().await?);
     let resident = victim.resident()?;
     let (grpc, http) = (grpc.stay(), http.stay());
@@ -65,8 +64,8 @@ pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
     let within = BODY_TIMEOUT + 2 * SLACK;
     shown.closed("slow bodies", &closed, within, args.wait > within);
     let held = all(readers).await?;
-    shown.client("a gRPC client", &before, grpc.finish().await?);
-    shown.client("an HTTP client", &http_before, http.finish().await?);
+    shown.compared("a gRPC client", &before, grpc.finish().await?, TIMES);
+    shown.compared("an HTTP client", &http_before, http.finish().await?, TIMES);
     let answered = held.iter().filter(|&&answered| answered).count();
     shown.bar(Bar::equal(
         "answers begun for who does not read",
