@@ -161,7 +161,7 @@ async fn a_worker_that_is_killed_fails_its_own_run_and_nothing_else() -> Result<
 }
 
 #[tokio::test]
-async fn an_idle_worker_that_is_killed_is_replaced_and_readiness_tells_so() -> Result<()> {
+async fn a_worker_that_dies_is_replaced_and_readiness_tells_so_meanwhile() -> Result<()> {
     let repository = TestRepository::new()?;
     repository.add("m", Model::new("add_sub"))?;
     let config = ConfigFile::new("[isolation]\ndefault = \"process\"\nmax_deaths = 0\n")?;
@@ -182,21 +182,26 @@ async fn an_idle_worker_that_is_killed_is_replaced_and_readiness_tells_so() -> R
     // From the second death in a row on there is a pause, in which the model is not ready and says
     // why. Each is longer than the last, for who was not looking.
     let killed = Cell::new(first);
-    eventually("it is not ready", || async {
-        let (state, reason) = index_state(&client, "m", "1").await?;
-        if state == "UNAVAILABLE" && !is_ready(&server, "m").await? {
-            ensure!(reason.contains("was killed (signal 9)"), "{reason}");
-            return Ok(true);
-        }
-        let worker = worker_of(&client, "m").await?;
-        if let Some(worker) = worker.filter(|&pid| pid != killed.get()) {
-            killed.set(worker);
-            signal(worker, Signal::KILL)?;
-        }
-        Ok(false)
-    })
-    .await?;
-    eventually("it serves again", || async { is_ready(&server, "m").await }).await?;
+    for (how, why) in [
+        (Signal::KILL, "was killed (signal 9)"),
+        (Signal::SEGV, "crashed (SIGSEGV)"),
+    ] {
+        eventually("it is not ready", || async {
+            let (state, reason) = index_state(&client, "m", "1").await?;
+            let says_why = state == "UNAVAILABLE" && reason.contains(why);
+            if says_why && !is_ready(&server, "m").await? {
+                return Ok(true);
+            }
+            let worker = worker_of(&client, "m").await?;
+            if let Some(worker) = worker.filter(|&pid| pid != killed.get()) {
+                killed.set(worker);
+                signal(worker, how)?;
+            }
+            Ok(false)
+        })
+        .await?;
+        eventually("it serves again", || async { is_ready(&server, "m").await }).await?;
+    }
     wire::infer(&client, add_sub("m", 1, 1)).await?;
     server.assert_healthy().await
 }

@@ -62,7 +62,10 @@ impl Watched {
         repository.add("slow", Model::new("slow").config(ONE_AT_A_TIME))?;
         let files = tempfile::tempdir()?;
         let config = files.path().join("low.toml");
-        std::fs::write(&config, LOW.replace("PATIENCE", patience).replace("IDLE", idle))?;
+        std::fs::write(
+            &config,
+            LOW.replace("PATIENCE", patience).replace("IDLE", idle),
+        )?;
         let server = TestServer::over(&repository)
             .arg(format!("--config={}", config.display()))
             .start()
