@@ -984,6 +984,29 @@ async fn an_address_that_others_reach_needs_the_flag_that_the_error_names() -> R
 }
 
 #[tokio::test]
+async fn the_health_of_a_guarded_server_is_told_without_a_token() -> Result<()> {
+    let files = Files::new()?;
+    files.put("tokens.toml", TOKENS)?;
+    let repository = TestRepository::new()?;
+    repository.add("simple", Model::new("add_sub"))?;
+    let server = TestServer::over(&repository)
+        .arg(files.flag("auth-tokens", "tokens.toml"))
+        .start()
+        .await?;
+    // As the image's health check asks.
+    for (model, is_good) in [(None, true), (Some("simple"), false)] {
+        let mut command = tokio::process::Command::from(dormouse());
+        command.args(["health", "--format=json", "--url"]);
+        command.arg(server.grpc.to_string()).args(model);
+        let output = patiently("the command ends", command.output()).await??;
+        let said: Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(output.status.success() == is_good, "{said}");
+        ensure!(said["ready"] == true && said["version"].is_null(), "{said}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_token_of_the_environment_is_not_shown_by_help() -> Result<()> {
     let mut command = tokio::process::Command::from(dormouse());
     command

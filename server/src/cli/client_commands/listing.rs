@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dormouse_client::{Client, IndexEntry, ModelMetadata, ModelState, TensorMetadata, pb};
+use dormouse_client::{Client, Code, IndexEntry, ModelMetadata, ModelState, TensorMetadata, pb};
 use dormouse_core::shape::DisplayShape;
 use serde_json::{Value, json};
 
@@ -172,7 +172,14 @@ pub(super) async fn health(
     let failed = |error| explain(client, error, "cannot tell the server's health");
     let live = client.live().await.map_err(failed)?;
     let ready = client.ready().await.map_err(failed)?;
-    let about = client.server_metadata().await.map_err(failed)?;
+    // Its health is open to everybody, its name and version are not.
+    let about = match client.server_metadata().await {
+        Ok(about) => Some(about),
+        Err(error) => match error.code() {
+            Some(Code::Unauthenticated | Code::PermissionDenied) => None,
+            _ => return Err(failed(error)),
+        },
+    };
     let mut models = Vec::new();
     for model in arguments.models {
         // An unknown model is one that cannot answer, and the reason is worth telling.
@@ -198,8 +205,8 @@ pub(super) async fn health(
         };
         output::json(&json!({
             "url": client.url(),
-            "name": about.name,
-            "version": about.version,
+            "name": about.as_ref().map(|about| &about.name),
+            "version": about.as_ref().map(|about| &about.version),
             "live": live,
             "ready": ready,
             "models": models.iter().map(model).collect::<Value>(),
@@ -213,8 +220,12 @@ pub(super) async fn health(
                 format!("not {word}")
             }
         };
+        let who = about.map_or_else(
+            || "a server".to_owned(),
+            |about| format!("{} {}", about.name, about.version),
+        );
         table.add_row([
-            format!("{} {} at {}", about.name, about.version, client.url()),
+            format!("{who} at {}", client.url()),
             format!("{}, {}", word(live, "live"), word(ready, "ready")),
         ]);
         for (name, state) in models {
