@@ -4,7 +4,8 @@
 //! A page's `console` blocks are one session of a shell, in a folder of its own with the checked-in
 //! models where a checkout has them. `$ ` begins a command, `> ` goes on with it; the lines below
 //! it must be found in its output in this order, `…` standing for anything. A server in the
-//! background is waited for until it is ready, and has ports of its own for the usual ones.
+//! background is waited for until it is ready, and has ports of its own for the usual ones. Pages
+//! that the guide leads to, and that have commands, are walked like its own.
 
 use std::fs;
 use std::net::TcpListener;
@@ -21,10 +22,22 @@ use crate::foreign::prepare;
 use crate::python_client::{PACKAGES, client_folder};
 use crate::server::{PATIENCE, engine_installed, target_dir};
 
-const PORTS: [(&str, &str); 3] = [
-    ("8000", "DORMOUSE_HTTP_PORT"),
-    ("8001", "DORMOUSE_GRPC_PORT"),
-    ("8002", "DORMOUSE_METRICS_PORT"),
+/// The usual ports, and the variable that gives the server another. The last is somebody else's.
+const PORTS: [(&str, Option<&str>); 4] = [
+    ("8000", Some("DORMOUSE_HTTP_PORT")),
+    ("8001", Some("DORMOUSE_GRPC_PORT")),
+    ("8002", Some("DORMOUSE_METRICS_PORT")),
+    ("8080", None),
+];
+
+/// Pages with commands; those with a folder lie beside the guide's.
+const WALKED: [&str; 6] = [
+    "quick-start.md",
+    "from-triton.md",
+    "operations.md",
+    "troubleshooting.md",
+    "../security.md",
+    "../repositories.md",
 ];
 
 fn guide() -> PathBuf {
@@ -157,6 +170,9 @@ impl Session {
                 command =
                     command.replace(&format!("localhost:{usual}"), &format!("127.0.0.1:{port}"));
             }
+            // Python's web server takes its port as a word.
+            let web = format!(" {}", self.ports[PORTS.len() - 1]);
+            command = command.replace(" 8080", &web);
             let output = self.output(index).display().to_string();
             let background = command.trim_end().ends_with('&');
             script.push_str(&format!("{{ {command}\n}} >{output} 2>&1\n"));
@@ -190,6 +206,10 @@ impl Session {
             .env("DORMOUSE_CACHE_DIR", target_dir().join("dormouse-cache"))
             .env("DORMOUSE_STORE", self.folder.path().join("store"))
             .env(
+                "DORMOUSE_REPOSITORY_CACHE",
+                self.folder.path().join("fetched"),
+            )
+            .env(
                 "DORMOUSE_URL",
                 format!("http://127.0.0.1:{}", self.ports[1]),
             )
@@ -198,7 +218,9 @@ impl Session {
             .stdin(Stdio::null())
             .kill_on_drop(true);
         for ((_, variable), port) in PORTS.iter().zip(&self.ports) {
-            shell.env(variable, port.to_string());
+            if let Some(variable) = variable {
+                shell.env(variable, port.to_string());
+            }
         }
         // A page has many commands.
         tokio::time::timeout(PATIENCE * 5, shell.status())
@@ -267,15 +289,25 @@ async fn troubles_are_as_they_are_written() -> Result<()> {
     walk("troubleshooting.md").await
 }
 
+#[tokio::test]
+async fn security_is_set_up_as_it_is_written() -> Result<()> {
+    walk("../security.md").await
+}
+
+#[tokio::test]
+async fn a_repository_on_a_web_server_works_as_it_is_written() -> Result<()> {
+    walk("../repositories.md").await
+}
+
 #[test]
 fn every_page_of_the_guide_is_walked_or_generated() -> Result<()> {
-    let walked = [
-        "quick-start.md",
-        "from-triton.md",
-        "operations.md",
-        "troubleshooting.md",
-    ];
     let contents = page("README.md")?;
+    for name in WALKED {
+        ensure!(
+            contents.contains(&format!("({name})")),
+            "README.md does not lead to {name}"
+        );
+    }
     for entry in fs::read_dir(guide())? {
         let name = entry?.file_name().to_string_lossy().into_owned();
         if name != "README.md" {
@@ -284,7 +316,7 @@ fn every_page_of_the_guide_is_walked_or_generated() -> Result<()> {
                 "README.md does not lead to {name}"
             );
         }
-        if !walked.contains(&name.as_str()) {
+        if !WALKED.contains(&name.as_str()) {
             ensure!(
                 steps(&page(&name)?)?.is_empty(),
                 "nobody runs the commands of {name}"
