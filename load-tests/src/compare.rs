@@ -51,6 +51,9 @@ pub(crate) struct CompareArgs {
     /// Only these tables
     #[arg(long, value_name = "TABLE,...", value_delimiter = ',')]
     tables: Vec<Table>,
+    /// Rounds, instead of the file's
+    #[arg(long, value_name = "N")]
+    repetitions: Option<usize>,
     /// Start all servers at once and measure them in turns
     #[arg(long)]
     side_by_side: bool,
@@ -70,6 +73,12 @@ impl CompareArgs {
         let mut plan = Plan::open(self.file.as_deref())?;
         if self.quick {
             plan.shorten();
+        }
+        if let Some(repetitions) = self.repetitions {
+            plan.repetitions = repetitions;
+            if let Some(cold) = &mut plan.cold {
+                cold.repetitions = repetitions;
+            }
         }
         let known: Vec<String> = plan.servers.iter().map(|s| s.name.clone()).collect();
         choose(&self.servers, &known, "server")?;
