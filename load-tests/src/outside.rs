@@ -139,6 +139,6 @@ pub(crate) async fn prepare_store(repository: &Path, store: &Path) -> Result<usi
 pub(crate) fn store_note(entries: usize, wanted: usize) -> String {
     match entries {
         0 => "the store stayed empty: models load from their source files".to_owned(),
-        _ => format!("{entries} entries in the store for {wanted} model versions"),
+        _ => format!("model versions: {wanted}, prepared: {entries}"),
     }
 }
