@@ -146,7 +146,7 @@ mod tests {
             } else if let Some((key, _)) = line.split_once(" = ")
                 && key
                     .bytes()
-                    .all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+                    .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
             {
                 settings.insert(format!("{section}{key}"));
             }
