@@ -55,8 +55,13 @@ impl Tool {
             name: "dormouse-load".to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             optimised: !cfg!(debug_assertions),
-            command_line: std::env::args_os()
-                .map(|arg| arg.to_string_lossy().into_owned())
+            // Where the program lies is nobody's business who reads the figures.
+            command_line: std::iter::once("dormouse-load".to_owned())
+                .chain(
+                    std::env::args_os()
+                        .skip(1)
+                        .map(|arg| arg.to_string_lossy().into_owned()),
+                )
                 .collect(),
             commit: commit(),
             onnxruntime: crate::plain::version(),
