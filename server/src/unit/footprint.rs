@@ -110,7 +110,10 @@ impl Unit {
             own: Holding {
                 bytes: private.saturating_add(context).max(measured),
                 parkable_bytes: if can_park { private } else { 0 },
-                resume_from_parked: (state.profile.expected_resume()).unwrap_or(RESUME_FROM_PARKED),
+                resume_from_parked: state
+                    .profile
+                    .expected_resume()
+                    .unwrap_or(RESUME_FROM_PARKED),
                 resume_from_cold: state.profile.expected_load().unwrap_or(RESUME_FROM_COLD),
                 state: holding_state,
                 last_used: state.lifecycle.last_use(),

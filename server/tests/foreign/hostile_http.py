@@ -137,8 +137,7 @@ def a_million_chunks_of_one_byte():
     lives()
     grown = rss(args.pid) - before
     print(f"{floods} floods")
-    # A byte that is kept of each chunk would be a MiB with each flood.
-    assert grown < max(8, floods / 4) * MIB, f"grew by {grown / MIB:.1f} MiB in {floods} floods"
+    assert grown < MIB, f"grew by {grown / MIB:.1f} MiB in {floods} floods"
 
 
 def bomb(encoding):

@@ -358,10 +358,8 @@ async fn a_region_is_used_and_forgotten_only_by_who_registered_it() -> Result<()
         .collect();
     std::fs::write(format!("/dev/shm/{}", shared.0), ones)?;
     let call = async |token: &str, method: &str, path: &str, body: Value| {
-        let bearer = format!("Bearer {token}");
-        let headers = [("authorization", &*bearer)];
         let body = body.to_string();
-        http::call(server.http, method, path, &headers, body.as_bytes()).await
+        http::call_as(server.http, method, path, token, body.as_bytes()).await
     };
     let region = |verb: &str| format!("/v2/systemsharedmemory/region/r/{verb}");
     let (one, two) = ("one-0123456789abcdef", "two-0123456789abcdef");
@@ -425,7 +423,7 @@ async fn a_region_is_used_and_forgotten_only_by_who_registered_it() -> Result<()
         let mut unary = tonic::Request::new(message.clone());
         let mut stream = tonic::Request::new(futures_util::stream::iter([message]));
         for metadata in [unary.metadata_mut(), stream.metadata_mut()] {
-            metadata.insert("authorization", format!("Bearer {token}").parse()?);
+            metadata.insert("authorization", http::bearer(token).parse()?);
         }
         ensure!(
             client.model_infer(unary).await.is_ok() == expected,

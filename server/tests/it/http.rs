@@ -42,6 +42,23 @@ impl Answer {
     }
 }
 
+/// The value of a header that shows a token.
+pub(crate) fn bearer(token: &str) -> String {
+    format!("Bearer {token}")
+}
+
+/// As [`call`], showing a token.
+pub(crate) async fn call_as(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    token: &str,
+    body: &[u8],
+) -> Result<Answer> {
+    let value = bearer(token);
+    call(address, method, path, &[("authorization", &value)], body).await
+}
+
 /// One request on a connection of its own.
 pub(crate) async fn call(
     address: SocketAddr,

@@ -14,6 +14,7 @@ use crate::foreign::script;
 use crate::http;
 use crate::python::succeed;
 use crate::repository::{Model, TestRepository};
+use crate::rust_client;
 use crate::server::{TestServer, eventually};
 
 /// What Prometheus itself adds to every series, and what functions make.
@@ -193,8 +194,8 @@ scopes = ["inference"]
 quota = { bytes_in_flight = "1B" }
 "#;
 
-const ALL: [(&str, &str); 1] = [("authorization", "Bearer all-0123456789abcdef")];
-const POOR: [(&str, &str); 1] = [("authorization", "Bearer poor-0123456789abcdef")];
+const ALL: &str = "all-0123456789abcdef";
+const POOR: &str = "poor-0123456789abcdef";
 
 /// The page of metrics of a server that uses whatever has metrics of its own: TLS, tokens, quotas,
 /// processes for models and a remote repository.
@@ -220,35 +221,24 @@ async fn everything_exported() -> Result<String> {
         .await?;
     let client = Client::builder(format!("https://{}", server.grpc))
         .tls_ca(authority.pem.as_str())
-        .token("all-0123456789abcdef")
+        .token(ALL)
         .retry(RetryPolicy::NEVER)
         .connect_lazy()?;
     eventually("the model is there", || async {
         Ok(client.model_ready("simple", "").await.unwrap_or(false))
     })
     .await?;
-    let tensor = dormouse_client::Tensor::from_slice([1, 16], &[1i32; 16])?;
-    let request = dormouse_client::InferRequest::new("simple")
-        .input("INPUT0", tensor.clone())
-        .input("INPUT1", tensor);
-    client.infer(request).await?;
+    client.infer(rust_client::add_sub(2, 1)?).await?;
     let path = "/v2/models/simple/infer";
-    let refused = http::call(server.http, "POST", path, &POOR, b"{}").await?;
+    let refused = http::call_as(server.http, "POST", path, POOR, b"{}").await?;
     ensure!(refused.status == 429, "{}", refused.text());
-    let page = async || {
-        let answer = http::call(server.metrics, "GET", "/metrics", &ALL, b"").await?;
-        ensure!(answer.status == 200, "{}", answer.text());
-        anyhow::Ok(answer.text())
-    };
     // Told once a second.
     eventually("the memory of models is told", || async {
-        let text = page().await?;
-        let mut lines = text.lines();
-        Ok(lines
-            .any(|line| line.starts_with("dormouse_models_memory_bytes") && !line.ends_with(" 0")))
+        let name = "dormouse_models_memory_bytes";
+        Ok(server.metric_as(ALL, name, &[]).await? > 0.0)
     })
     .await?;
-    page().await
+    server.metrics_text_as(ALL).await
 }
 
 #[tokio::test]

@@ -1,10 +1,10 @@
-//! Far more than fits: some is served, the rest is refused, and nobody else notices. How near to
-//! capacity that is, `dormouse-load overload` measures.
+//! Ten times more than fits: what fits is served, the rest is refused at once.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tonic::Code;
 
 use crate::deadlines::{ONE_AT_A_TIME, start_slow, with_timeout};
@@ -15,49 +15,62 @@ use crate::wire::{self, add_sub, slow};
 /// About twenty milliseconds.
 const WORK: i64 = 5_000;
 const DEADLINE: Duration = Duration::from_secs(1);
+const LOAD: Duration = Duration::from_secs(4);
+
+/// Runs per second when the next request is sent after the last one's answer.
+async fn capacity(client: &wire::GrpcClient) -> Result<f64> {
+    const CALLS: u32 = 40;
+    let started = Instant::now();
+    for _ in 0..CALLS {
+        wire::infer(client, slow("slow", WORK)).await?;
+    }
+    Ok(f64::from(CALLS) / started.elapsed().as_secs_f64())
+}
+
+/// Seconds that the model has run for requests that were answered.
+async fn run_for_answers(server: &TestServer) -> Result<f64> {
+    let name = "nv_inference_compute_infer_duration_us";
+    Ok(server.metric(name, &[]).await? / 1e6)
+}
 
 #[tokio::test]
-async fn of_more_than_fits_some_is_served_and_the_rest_refused() -> Result<()> {
-    const AT_ONCE: usize = 1000;
-    const CONNECTIONS: usize = 8;
+async fn goodput_stays_near_capacity_at_ten_times_the_load() -> Result<()> {
     let (_repository, mut server, client) = start_slow().await?;
-    let mut clients = Vec::new();
-    for _ in 0..CONNECTIONS {
-        clients.push(server.grpc().await?);
+    let capacity = capacity(&client).await?;
+    let before = run_for_answers(&server).await?;
+    let mut ticker = tokio::time::interval(Duration::from_secs_f64(1.0 / (10.0 * capacity)));
+    let started = Instant::now();
+    let mut calls = JoinSet::new();
+    while started.elapsed() < LOAD {
+        ticker.tick().await;
+        let client = client.clone();
+        calls.spawn(async move {
+            let request = with_timeout(slow("slow", WORK), DEADLINE);
+            wire::infer(&client, request).await
+        });
     }
-    for _ in 0..20 {
-        wire::infer(&client, slow("slow", WORK)).await?;
+    let load = started.elapsed().as_secs_f64();
+    let mut refused = 0u32;
+    while let Some(call) = calls.join_next().await {
+        let Err(status) = call? else {
+            continue;
+        };
+        let expected = [
+            Code::Unavailable,
+            Code::DeadlineExceeded,
+            Code::ResourceExhausted,
+        ];
+        ensure!(expected.contains(&status.code()), "{status:?}");
+        refused += 1;
     }
-    let (mut good, mut refused) = (0, 0);
-    // Twenty seconds of work for one. A machine that stands still for all of it serves none; such
-    // a moment passes.
-    patiently("some are served and some refused", async {
-        while good == 0 || refused == 0 {
-            let mut calls = JoinSet::new();
-            for index in 0..AT_ONCE {
-                let client = clients[index % CONNECTIONS].clone();
-                calls.spawn(async move {
-                    let request = with_timeout(slow("slow", WORK), DEADLINE);
-                    wire::infer(&client, request).await
-                });
-            }
-            while let Some(call) = calls.join_next().await {
-                let Err(status) = call? else {
-                    good += 1;
-                    continue;
-                };
-                let expected = [
-                    Code::Unavailable,
-                    Code::DeadlineExceeded,
-                    Code::ResourceExhausted,
-                ];
-                ensure!(expected.contains(&status.code()), "{status:?}");
-                refused += 1;
-            }
-        }
-        anyhow::Ok(())
-    })
-    .await??;
+    // In the time of runs, which take longer where the machine is busy. The bar for the product is
+    // 95 %; half of it is what a test on such a machine can claim.
+    let answered = run_for_answers(&server).await? - before;
+    ensure!(
+        answered >= 0.5 * load,
+        "it ran for {answered:.2} s for answers in {load:.2} s, {refused} refused"
+    );
+    ensure!(refused > 0, "ten times the load and nobody was refused");
     // The queue is empty now.
     wire::infer(&client, slow("slow", 1)).await?;
     server.assert_healthy().await

@@ -14,7 +14,8 @@ async fn connect(server: &TestServer) -> Result<Client> {
     Ok(Client::connect(format!("http://{}", server.grpc)).await?)
 }
 
-fn add_sub(left: i32, right: i32) -> Result<InferRequest> {
+/// What Dormouse's client sends to a model that adds and subtracts, called `simple`.
+pub(crate) fn add_sub(left: i32, right: i32) -> Result<InferRequest> {
     Ok(InferRequest::new("simple")
         .input("INPUT0", Tensor::from_vec([1, 16], vec![left; 16])?)
         .input("INPUT1", Tensor::from_vec([1, 16], vec![right; 16])?))

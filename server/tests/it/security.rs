@@ -1,12 +1,9 @@
-//! Who may do what, from outside: every route on every port, TLS, certificates that change, quotas.
+//! Who may do what, from outside: every route on every port, TLS, certificates that change.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::time::SystemTime;
+use std::net::SocketAddr;
 
-use anyhow::{Context, Result, anyhow, ensure};
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use dormouse_client::{Client, ClientError, Code, RetryPolicy};
 use dormouse_server::frontend::listed::{Listed, every_route};
@@ -14,21 +11,16 @@ use dormouse_server::guard::{Listener, Need};
 use http_body_util::Full;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use ring::hmac;
-use ring::rand::SystemRandom;
-use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair};
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::net::TcpStream;
 
 use crate::authority::{Authority, Files};
-use crate::deadlines::{ENDLESS, ONE_AT_A_TIME};
 use crate::foreign::{TRITON, prepare, script};
 use crate::http;
 use crate::python::succeed;
 use crate::repository::{Model, TestRepository};
+use crate::rust_client;
 use crate::server::{TestServer, dormouse, eventually, patiently};
-use crate::wire::{self, add_sub};
 
 const TOKENS: &str = r#"
 [[token]]
@@ -70,14 +62,10 @@ fn wrong_token(need: Need) -> Option<&'static str> {
     }
 }
 
-fn bearer(token: &str) -> String {
-    format!("Bearer {token}")
-}
-
 /// The status of an HTTP request, and whether a refusal was well formed.
 async fn plain(address: SocketAddr, route: &Listed, token: Option<&str>) -> Result<u16> {
     let path: String = route.path.replace(['{', '}'], "");
-    let value = token.map(bearer);
+    let value = token.map(http::bearer);
     let headers: Vec<_> = value.iter().map(|it| ("authorization", &**it)).collect();
     let answer = http::call(address, route.method, &path, &headers, b"{}").await?;
     if answer.status == 401 {
@@ -100,7 +88,7 @@ async fn call(address: SocketAddr, path: &str, token: Option<&str>) -> Result<i3
         .header("content-type", "application/grpc")
         .header("te", "trailers");
     if let Some(token) = token {
-        request = request.header("authorization", bearer(token));
+        request = request.header("authorization", http::bearer(token));
     }
     let request = request.body(Full::new(Bytes::from_static(&[0; 5])))?;
     let response = patiently("headers of an answer", sender.send_request(request)).await??;
@@ -274,18 +262,14 @@ async fn who_has_the_right_token_is_served_on_the_right_port() -> Result<()> {
     let refused = code(client(server.grpc, all)?.load("simple").await);
     ensure!(refused == Some(Code::PermissionDenied), "{refused:?}");
     client(own, all)?.load("simple").await?;
-    let request = || {
-        let tensor = dormouse_client::Tensor::from_slice([1, 16], &[1i32; 16])?;
-        let request = dormouse_client::InferRequest::new("simple");
-        anyhow::Ok(
-            request
-                .input("INPUT0", tensor.clone())
-                .input("INPUT1", tensor),
-        )
-    };
     let only = "no-management-0123456789";
-    client(server.grpc, only)?.infer(request()?).await?;
-    let refused = client(own, all)?.infer(request()?).await.err();
+    client(server.grpc, only)?
+        .infer(rust_client::add_sub(1, 1)?)
+        .await?;
+    let refused = client(own, all)?
+        .infer(rust_client::add_sub(1, 1)?)
+        .await
+        .err();
     let refused = refused.and_then(|error| error.code());
     ensure!(refused == Some(Code::PermissionDenied), "{refused:?}");
     // A token that is taken out of the file is refused soon after.
@@ -294,7 +278,10 @@ async fn who_has_the_right_token_is_served_on_the_right_port() -> Result<()> {
         &TOKENS.replace(only, "other-0123456789abcdef"),
     )?;
     eventually("the token is gone", || async {
-        let refused = client(server.grpc, only)?.infer(request()?).await.err();
+        let refused = client(server.grpc, only)?
+            .infer(rust_client::add_sub(1, 1)?)
+            .await
+            .err();
         Ok(refused.and_then(|error| error.code()) == Some(Code::Unauthenticated))
     })
     .await?;
@@ -433,485 +420,6 @@ async fn tritonclient_speaks_tls_and_sends_a_token() -> Result<()> {
         said.contains("ok grpc") && said.contains("ok http"),
         "{said}"
     );
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_client_over_its_quota_is_told_when_to_come_again() -> Result<()> {
-    let files = Files::new()?;
-    let text = "[quotas]\nconcurrency = 1\nbytes_in_flight = \"1KiB\"\nloads_per_minute = 1\n";
-    files.put("server.toml", text)?;
-    let repository = TestRepository::new()?;
-    repository.add("simple", Model::new("add_sub"))?;
-    let server = TestServer::over(&repository)
-        .arg(files.flag("config", "server.toml"))
-        .arg("--model-control-mode=explicit")
-        .start()
-        .await?;
-    let load = "/v2/repository/models/simple/load";
-    let loaded = server.post(load, b"{}").await?;
-    ensure!(loaded.status == 200, "{}", loaded.text());
-    let refused = server.post(load, b"{}").await?;
-    ensure!(refused.status == 429, "{}", refused.text());
-    let wait: u64 = refused.header("retry-after").context("no hint")?.parse()?;
-    ensure!((1..=60).contains(&wait), "{wait}");
-
-    let client = server.grpc().await?;
-    wire::infer(&client, add_sub("simple", 1, 2)).await?;
-    let large = wire::Request::new("simple").input("INPUT0", &[64, 16], &[0i32; 1024]);
-    let refused = wire::infer(&client, large)
-        .await
-        .err()
-        .context("was served")?;
-    ensure!(refused.code() == Code::ResourceExhausted, "{refused:?}");
-    ensure!(refused.metadata().contains_key("grpc-retry-pushback-ms"));
-    let large = server
-        .post("/v2/models/simple/infer", &[b' '; 2048])
-        .await?;
-    ensure!(large.status == 429, "{}", large.text());
-    wire::infer(&client, add_sub("simple", 1, 2)).await?;
-    for (quota, count) in [("loads_per_minute", 1.0), ("bytes_in_flight", 2.0)] {
-        let label = format!("quota=\"{quota}\"");
-        let labels = [label.as_str(), "client=\"address\""];
-        let counted = server
-            .metric("dormouse_quota_refusals_total", &labels)
-            .await?;
-        ensure!(counted == count, "{quota}: {counted}");
-    }
-    // Probes and metrics are never turned away.
-    ensure!(server.get("/v2/health/ready").await?.status == 200);
-    Ok(())
-}
-
-/// Who makes JSON web tokens, by a key of each kind.
-struct TokenIssuer {
-    secret: [u8; 32],
-    elliptic: EcdsaKeyPair,
-    edwards: Ed25519KeyPair,
-    random: SystemRandom,
-}
-
-const ALGORITHMS: [&str; 3] = ["HS256", "ES256", "EdDSA"];
-
-fn base64url(bytes: impl AsRef<[u8]>) -> String {
-    URL_SAFE_NO_PAD.encode(bytes)
-}
-
-impl TokenIssuer {
-    fn new() -> Result<Self> {
-        let random = SystemRandom::new();
-        let lost = |_| anyhow!("no key could be made");
-        let kind = &ECDSA_P256_SHA256_FIXED_SIGNING;
-        let elliptic = EcdsaKeyPair::generate_pkcs8(kind, &random).map_err(lost)?;
-        let edwards = Ed25519KeyPair::generate_pkcs8(&random).map_err(lost)?;
-        let secret: ring::rand::Random<[u8; 32]> = ring::rand::generate(&random).map_err(lost)?;
-        Ok(Self {
-            secret: secret.expose(),
-            elliptic: EcdsaKeyPair::from_pkcs8(kind, elliptic.as_ref(), &random)?,
-            edwards: Ed25519KeyPair::from_pkcs8(edwards.as_ref())?,
-            random,
-        })
-    }
-
-    /// The file that the server is given.
-    fn keys(&self) -> String {
-        let point = self.elliptic.public_key().as_ref();
-        let (x, y) = (base64url(&point[1..33]), base64url(&point[33..]));
-        json!({"keys": [
-            {"kty": "oct", "kid": "HS256", "k": base64url(self.secret)},
-            {"kty": "EC", "kid": "ES256", "crv": "P-256", "x": x, "y": y},
-            {"kty": "OKP", "kid": "EdDSA", "crv": "Ed25519", "x": base64url(self.edwards.public_key())},
-        ]})
-        .to_string()
-    }
-
-    /// A token with this header, signed by the key of `algorithm` whatever the header says.
-    fn sign(&self, algorithm: &str, header: &Value, claims: &Value) -> Result<String> {
-        let header = base64url(header.to_string());
-        let text = format!("{header}.{}", base64url(claims.to_string()));
-        let signature = match algorithm {
-            "HS256" => {
-                let key = hmac::Key::new(hmac::HMAC_SHA256, &self.secret);
-                hmac::sign(&key, text.as_bytes()).as_ref().to_vec()
-            }
-            "ES256" => {
-                let signed = self.elliptic.sign(&self.random, text.as_bytes());
-                signed.map_err(|_| anyhow!("not signed"))?.as_ref().to_vec()
-            }
-            "EdDSA" => self.edwards.sign(text.as_bytes()).as_ref().to_vec(),
-            _ => Vec::new(),
-        };
-        Ok(format!("{text}.{}", base64url(signature)))
-    }
-
-    /// A token as it should be, but for what `change` does to its claims.
-    fn token(&self, algorithm: &str, change: impl FnOnce(&mut Value)) -> Result<String> {
-        let mut claims = json!({
-            "sub": "alice", "aud": "dormouse", "iss": "https://issuer.example",
-            "exp": unix_now()? + 3600, "scope": "openid inference",
-        });
-        change(&mut claims);
-        let header = json!({"alg": algorithm, "kid": algorithm});
-        self.sign(algorithm, &header, &claims)
-    }
-}
-
-fn unix_now() -> Result<u64> {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
-    Ok(since.as_secs())
-}
-
-fn sums() -> Result<dormouse_client::InferRequest> {
-    let tensor = dormouse_client::Tensor::from_slice([1, 16], &[1i32; 16])?;
-    let request = dormouse_client::InferRequest::new("simple");
-    Ok(request
-        .input("INPUT0", tensor.clone())
-        .input("INPUT1", tensor))
-}
-
-/// An answer over HTTP to who shows this token.
-async fn ask(
-    address: SocketAddr,
-    method: &str,
-    path: &str,
-    token: &str,
-    body: &[u8],
-) -> Result<http::Answer> {
-    let value = bearer(token);
-    http::call(address, method, path, &[("authorization", &value)], body).await
-}
-
-/// How both protocols answer one who runs a model and one who loads it: 200 or `Ok` when they do.
-#[derive(Debug, PartialEq, Eq)]
-struct Served {
-    infer: (u16, Code),
-    load: (u16, Code),
-}
-
-const LOAD: &str = "/v2/repository/models/simple/load";
-const INFER: &str = "/v2/models/simple/infer";
-
-async fn served(server: &TestServer, token: &str) -> Result<Served> {
-    let tensor =
-        |name| json!({"name": name, "datatype": "INT32", "shape": [1, 16], "data": vec![1; 16]});
-    let body = json!({"inputs": [tensor("INPUT0"), tensor("INPUT1")]}).to_string();
-    let infer = ask(server.http, "POST", INFER, token, body.as_bytes()).await?;
-    let load = ask(server.http, "POST", LOAD, token, b"{}").await?;
-    let client = Client::builder(server.grpc.to_string()).token(token);
-    let client = client.retry(RetryPolicy::NEVER).connect_lazy()?;
-    let code = |error: Option<ClientError>| match error {
-        None => Ok(Code::Ok),
-        Some(error) => error.code().with_context(|| error.to_string()),
-    };
-    Ok(Served {
-        infer: (infer.status, code(client.infer(sums()?).await.err())?),
-        load: (load.status, code(client.load("simple").await.err())?),
-    })
-}
-
-const REFUSED: (u16, Code) = (401, Code::Unauthenticated);
-const DENIED: (u16, Code) = (403, Code::PermissionDenied);
-const GRANTED: (u16, Code) = (200, Code::Ok);
-
-/// The sum of a metric that is told to who shows a token only.
-async fn counted(server: &TestServer, token: &str, series: &str) -> Result<f64> {
-    let answer = ask(server.metrics, "GET", "/metrics", token, b"").await?;
-    ensure!(answer.status == 200, "{}", answer.text());
-    let text = answer.text();
-    let lines = text.lines().filter_map(|line| line.strip_prefix(series));
-    let values = lines.filter_map(|rest| rest.rsplit_once(' ')?.1.parse::<f64>().ok());
-    Ok(values.sum())
-}
-
-async fn start_with_web_tokens(
-    files: &Files,
-    repository: &TestRepository,
-    issuer: &TokenIssuer,
-) -> Result<TestServer> {
-    files.put("jwks.json", &issuer.keys())?;
-    repository.add("simple", Model::new("add_sub"))?;
-    TestServer::over(repository)
-        .arg(files.flag("auth-jwt-keys", "jwks.json"))
-        .arg("--auth-jwt-audience=dormouse")
-        .arg("--auth-jwt-issuer=https://issuer.example")
-        .arg("--model-control-mode=explicit")
-        .arg("--load-model=simple")
-        .start()
-        .await
-}
-
-#[tokio::test]
-async fn web_tokens_open_what_their_scopes_say_and_nothing_else() -> Result<()> {
-    let issuer = TokenIssuer::new()?;
-    let (files, repository) = (Files::new()?, TestRepository::new()?);
-    let mut server = start_with_web_tokens(&files, &repository, &issuer).await?;
-    for algorithm in ALGORITHMS {
-        let token = issuer.token(algorithm, |_| {})?;
-        let found = served(&server, &token).await?;
-        ensure!(
-            (found.infer, found.load) == (GRANTED, DENIED),
-            "{algorithm}: {found:?}"
-        );
-        let token = issuer.token(algorithm, |claims| {
-            claims["scope"] = json!(["dormouse:management", "metrics"]);
-            claims["aud"] = json!(["others", "dormouse"]);
-        })?;
-        let found = served(&server, &token).await?;
-        ensure!(
-            (found.infer, found.load) == (DENIED, GRANTED),
-            "{algorithm}: {found:?}"
-        );
-        let token = issuer.token(algorithm, |claims| claims["scope"] = json!("openid"))?;
-        let found = served(&server, &token).await?;
-        ensure!(
-            (found.infer, found.load) == (DENIED, DENIED),
-            "{algorithm}: {found:?}"
-        );
-    }
-    server.assert_healthy().await
-}
-
-#[tokio::test]
-async fn web_tokens_that_are_not_good_are_refused_with_the_reason() -> Result<()> {
-    let (issuer, stranger) = (TokenIssuer::new()?, TokenIssuer::new()?);
-    let (files, repository) = (Files::new()?, TestRepository::new()?);
-    let mut server = start_with_web_tokens(&files, &repository, &issuer).await?;
-    let now = unix_now()?;
-    let mut refused: Vec<(String, &str)> = Vec::new();
-    for algorithm in ALGORITHMS {
-        let with = |claim: &str, value: Value| {
-            issuer.token(algorithm, |claims| claims[claim] = value.clone())
-        };
-        refused.push((with("exp", json!(now - 3600))?, "it has expired"));
-        refused.push((with("exp", Value::Null)?, "not a signed JSON web token"));
-        refused.push((with("nbf", json!(now + 3600))?, "it is not valid yet"));
-        refused.push((with("aud", json!("others"))?, "another audience"));
-        refused.push((
-            with("iss", json!("https://else.example"))?,
-            "another issuer",
-        ));
-        refused.push((stranger.token(algorithm, |_| {})?, "its signature is wrong"));
-        // Nobody can change what was signed.
-        let good = issuer.token(algorithm, |_| {})?;
-        let more = issuer.token(algorithm, |claims| claims["scope"] = json!("management"))?;
-        let mut parts: Vec<_> = good.split('.').collect();
-        parts[1] = more.split('.').nth(1).context("claims")?;
-        refused.push((parts.join("."), "its signature is wrong"));
-    }
-    let claims = json!({
-        "aud": "dormouse", "iss": "https://issuer.example", "exp": now + 3600, "scope": "inference",
-    });
-    let no_key = "no key of this server's matches";
-    for (signed_by, header, told) in [
-        ("none", json!({"alg": "none"}), no_key),
-        ("none", json!({"alg": "None", "kid": "HS256"}), no_key),
-        ("none", json!({"alg": "HS256"}), "its signature is wrong"),
-        ("HS256", json!({"alg": "HS256", "kid": "unknown"}), no_key),
-        // The key says how a token is signed, not the token.
-        ("HS256", json!({"alg": "HS256", "kid": "ES256"}), no_key),
-        (
-            "HS256",
-            json!({"alg": "ES256", "kid": "ES256"}),
-            "its signature is wrong",
-        ),
-        (
-            "HS256",
-            json!({"alg": "HS256", "crit": ["exp"]}),
-            "not a signed JSON web token",
-        ),
-    ] {
-        refused.push((issuer.sign(signed_by, &header, &claims)?, told));
-    }
-    // Signed with what everybody knows.
-    let public = TokenIssuer {
-        secret: issuer.edwards.public_key().as_ref().try_into()?,
-        ..TokenIssuer::new()?
-    };
-    refused.push((public.token("HS256", |_| {})?, "its signature is wrong"));
-    let tried = refused.len();
-    for (token, told) in refused {
-        let found = served(&server, &token).await?;
-        ensure!(
-            (found.infer, found.load) == (REFUSED, REFUSED),
-            "{told}: {found:?}"
-        );
-        let answer = ask(server.http, "GET", "/v2", &token, b"").await?;
-        let said = answer.error()?;
-        ensure!(said.contains(told), "{said}, not {told}");
-        let challenge = answer.header("www-authenticate").context("no challenge")?;
-        ensure!(challenge.contains("invalid_token"), "{challenge}");
-    }
-    let metrics = issuer.token("EdDSA", |claims| claims["scope"] = json!("metrics"))?;
-    let invalid = r#"dormouse_auth_refusals_total{reason="invalid"}"#;
-    let invalid = counted(&server, &metrics, invalid).await?;
-    ensure!(invalid == (tried * 5) as f64, "{invalid} of {tried}");
-    server.assert_healthy().await
-}
-
-#[tokio::test]
-async fn web_tokens_are_checked_with_the_keys_that_are_there_now() -> Result<()> {
-    let (first, second) = (TokenIssuer::new()?, TokenIssuer::new()?);
-    let (files, repository) = (Files::new()?, TestRepository::new()?);
-    let mut server = start_with_web_tokens(&files, &repository, &first).await?;
-    let status = async |token: &str| -> Result<u16> {
-        let answer = ask(server.http, "GET", "/v2", token, b"").await?;
-        Ok(answer.status)
-    };
-    let everything = |claims: &mut Value| claims["scope"] = json!("inference metrics");
-    let (before, after) = (
-        first.token("ES256", everything)?,
-        second.token("ES256", everything)?,
-    );
-    ensure!((status(&before).await?, status(&after).await?) == (200, 401));
-    files.put("jwks.json", &second.keys())?;
-    eventually("the new keys are taken up", || async {
-        Ok(status(&after).await? == 200)
-    })
-    .await?;
-    ensure!(status(&before).await? == 401, "the old keys are still good");
-
-    let reloads = async |result: &str| {
-        let series = "dormouse_credential_reloads_total{what=\"jwt_keys\",result=";
-        counted(&server, &after, &format!("{series}\"{result}\"")).await
-    };
-    files.put("jwks.json", "{\"keys\": []}")?;
-    eventually("the useless file is noticed", || async {
-        Ok(reloads("failed").await? >= 1.0)
-    })
-    .await?;
-    ensure!(status(&after).await? == 200, "the keys in use were dropped");
-
-    // The signal has files read that look the same.
-    files.put("jwks.json", &second.keys())?;
-    eventually("the good file is back", || async {
-        Ok(reloads("ok").await? >= 2.0)
-    })
-    .await?;
-    let pid = Pid::from_raw(server.pid().try_into()?).context("a process id is not zero")?;
-    for times in 1..=2 {
-        kill_process(pid, Signal::HUP)?;
-        eventually("the keys are read again", || async {
-            Ok(reloads("ok").await? >= 2.0 + f64::from(times))
-        })
-        .await?;
-    }
-    ensure!((status(&before).await?, status(&after).await?) == (401, 200));
-    server.assert_healthy().await
-}
-
-#[tokio::test]
-async fn a_client_with_all_its_requests_under_way_waits_and_others_do_not() -> Result<()> {
-    let files = Files::new()?;
-    let few = "[\"inference\", \"metrics\"]\nquota = { concurrency = 1 }\n";
-    let entry = |name: &str| {
-        format!("[[token]]\nname = \"{name}\"\ntoken = \"{name}-0123456789\"\nscopes = {few}")
-    };
-    files.put(
-        "tokens.toml",
-        &format!("{}{}", entry("team-a"), entry("team-b")),
-    )?;
-    let repository = TestRepository::new()?;
-    repository.add("slow", Model::new("slow").config(ONE_AT_A_TIME))?;
-    let mut server = TestServer::over(&repository)
-        .arg(files.flag("auth-tokens", "tokens.toml"))
-        .start()
-        .await?;
-    let (mine, others) = ("team-a-0123456789", "team-b-0123456789");
-    let client = |token: &str| {
-        Client::builder(server.grpc.to_string())
-            .token(token)
-            .retry(RetryPolicy::NEVER)
-            .connect_lazy()
-    };
-    let run = |iterations: i64| {
-        let tensor = dormouse_client::Tensor::from_slice([1], &[iterations])?;
-        anyhow::Ok(dormouse_client::InferRequest::new("slow").input("ITERATIONS", tensor))
-    };
-    client(mine)?.infer(run(1)?).await?;
-    let (busy, endless) = (client(mine)?, run(ENDLESS)?);
-    let busy = tokio::spawn(async move { busy.infer(endless).await.is_ok() });
-    eventually("the request is under way", || async {
-        Ok(counted(&server, mine, "dormouse_request_bytes_in_flight").await? > 0.0)
-    })
-    .await?;
-    let refused = ask(server.http, "GET", "/v2/models/slow", mine, b"").await?;
-    ensure!(refused.status == 429, "{}", refused.text());
-    ensure!(
-        refused.error()?.contains("1 requests under way"),
-        "{}",
-        refused.text()
-    );
-    let wait: u64 = refused.header("retry-after").context("no hint")?.parse()?;
-    ensure!(wait >= 1, "{wait}");
-    let refused = client(mine)?.infer(run(1)?).await.err();
-    let refused = refused.and_then(|error| error.code());
-    ensure!(refused == Some(Code::ResourceExhausted), "{refused:?}");
-    // Who has a quota of their own is not concerned, and neither are probes and metrics.
-    let other = ask(server.http, "GET", "/v2/models/slow", others, b"").await?;
-    ensure!(other.status == 200, "{}", other.text());
-    ensure!(server.get("/v2/health/ready").await?.status == 200);
-    let series = r#"dormouse_quota_refusals_total{quota="concurrency",client="team-a"}"#;
-    let refusals = counted(&server, others, series).await?;
-    ensure!(refusals == 2.0, "{refusals} refusals");
-    busy.abort();
-    eventually("what was given up counts no more", || async {
-        let answer = ask(server.http, "GET", "/v2/models/slow", mine, b"").await?;
-        Ok(answer.status == 200)
-    })
-    .await?;
-    server.assert_healthy().await
-}
-
-/// An address of this machine by which others reach it, if it has one. Nothing is sent.
-fn outside_address() -> Option<IpAddr> {
-    let socket = UdpSocket::bind(("0.0.0.0", 0)).ok()?;
-    socket.connect(("192.0.2.1", 9)).ok()?;
-    let ip = socket.local_addr().ok()?.ip();
-    (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
-}
-
-#[tokio::test]
-async fn models_are_loaded_from_this_machine_only_unless_a_flag_says_otherwise() -> Result<()> {
-    let Some(outside) = outside_address() else {
-        eprintln!("SKIPPED: management from elsewhere: this machine has one address only");
-        return Ok(());
-    };
-    let repository = TestRepository::new()?;
-    repository.add("simple", Model::new("add_sub"))?;
-    for is_allowed in [false, true] {
-        let server = TestServer::over(&repository)
-            .arg("--allow-unauthenticated")
-            .arg(format!("--allow-remote-management={is_allowed}"))
-            .arg("--model-control-mode=explicit")
-            .under(["bash", "-c", "exec \"${@//127.0.0.1/0.0.0.0}\"", "bash"])
-            .start()
-            .await?;
-        let from = |ip: IpAddr, listener: SocketAddr| SocketAddr::new(ip, listener.port());
-        let home = IpAddr::from([127, 0, 0, 1]);
-        for (ip, is_served) in [(home, true), (outside, is_allowed)] {
-            let answer = http::call(from(ip, server.http), "POST", LOAD, &[], b"{}").await?;
-            let client = Client::builder(from(ip, server.grpc).to_string());
-            let client = client.retry(RetryPolicy::NEVER).connect_lazy()?;
-            let told = client
-                .load("simple")
-                .await
-                .err()
-                .and_then(|error| error.code());
-            if is_served {
-                ensure!(
-                    (answer.status, told) == (200, None),
-                    "{told:?} {}",
-                    answer.text()
-                );
-            } else {
-                let denied = (answer.status, told) == (403, Some(Code::PermissionDenied));
-                ensure!(denied, "{told:?} {}", answer.text());
-                ensure!(answer.error()?.contains("--allow-remote-management"));
-            }
-            // Running models is for everybody here.
-            client.infer(sums()?).await?;
-        }
-    }
     Ok(())
 }
 

@@ -274,31 +274,22 @@ impl TestServer {
 
     /// The metrics page's text.
     pub(crate) async fn metrics_text(&self) -> Result<String> {
-        let answer = http::call(self.metrics, "GET", "/metrics", &[], b"").await?;
-        ensure!(answer.status == 200, "metrics: {}", answer.text());
-        Ok(answer.text())
+        page_of(http::call(self.metrics, "GET", "/metrics", &[], b"").await?)
+    }
+
+    /// The same where a token has to be shown for it.
+    pub(crate) async fn metrics_text_as(&self, token: &str) -> Result<String> {
+        page_of(http::call_as(self.metrics, "GET", "/metrics", token, b"").await?)
     }
 
     /// The sum of a metric over the lines that carry all of `labels` (written `key="value"`).
     pub(crate) async fn metric(&self, name: &str, labels: &[&str]) -> Result<f64> {
-        let text = self.metrics_text().await?;
-        let mut sum = 0.0;
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            let Some(rest) = line.strip_prefix(name) else {
-                continue;
-            };
-            let (found, value) = match rest.strip_prefix('{') {
-                Some(rest) => rest.rsplit_once("} ").context("labels without an end")?,
-                None => match rest.strip_prefix(' ') {
-                    Some(value) => ("", value),
-                    None => continue,
-                },
-            };
-            if labels.iter().all(|label| found.contains(label)) {
-                sum += value.trim().parse::<f64>()?;
-            }
-        }
-        Ok(sum)
+        sum_of(&self.metrics_text().await?, name, labels)
+    }
+
+    /// The same where a token has to be shown for it.
+    pub(crate) async fn metric_as(&self, token: &str, name: &str, labels: &[&str]) -> Result<f64> {
+        sum_of(&self.metrics_text_as(token).await?, name, labels)
     }
 
     /// Bytes of memory the process holds now.
@@ -351,4 +342,29 @@ impl TestServer {
         ensure!(live.status == 200, "not live: {}", live.text());
         Ok(())
     }
+}
+
+fn page_of(answer: Answer) -> Result<String> {
+    ensure!(answer.status == 200, "metrics: {}", answer.text());
+    Ok(answer.text())
+}
+
+fn sum_of(text: &str, name: &str, labels: &[&str]) -> Result<f64> {
+    let mut sum = 0.0;
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let Some(rest) = line.strip_prefix(name) else {
+            continue;
+        };
+        let (found, value) = match rest.strip_prefix('{') {
+            Some(rest) => rest.rsplit_once("} ").context("labels without an end")?,
+            None => match rest.strip_prefix(' ') {
+                Some(value) => ("", value),
+                None => continue,
+            },
+        };
+        if labels.iter().all(|label| found.contains(label)) {
+            sum += value.trim().parse::<f64>()?;
+        }
+    }
+    Ok(sum)
 }

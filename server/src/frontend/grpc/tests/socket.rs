@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dormouse_proto::inference as pb;
-use futures_util::{StreamExt, stream};
+use futures_util::{FutureExt, StreamExt, stream};
 use pb::grpc_inference_service_client::GrpcInferenceServiceClient;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -332,7 +332,14 @@ async fn idle_connections_are_replaced_and_no_call_is_lost() {
         ask(&mut client, "echo").await;
     }
     assert!(Limit::IdleTime.refusals() > counted);
-    // A call that takes longer than that is no idleness.
+    // A call that takes longer than that is no idleness, nor is an open stream.
+    let mut streaming = server.client().await;
+    let mut open = loop {
+        match streaming.model_stream_infer(stream::pending()).await {
+            Ok(open) => break open.into_inner(),
+            Err(status) => assert_eq!(status.code(), Code::Cancelled, "{status}"),
+        }
+    };
     let counted = Limit::IdleTime.refusals();
     let call = tokio::spawn(async move { ask(&mut client, "gate").await });
     server.fake.until_active(1).await;
@@ -342,6 +349,8 @@ async fn idle_connections_are_replaced_and_no_call_is_lost() {
     while Limit::IdleTime.refusals() == counted {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    let ended = open.message().now_or_never();
+    assert!(ended.is_none(), "{ended:?}");
     server.fake.open_gate(1);
     call.await.unwrap();
 }
