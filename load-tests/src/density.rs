@@ -236,8 +236,12 @@ impl DensityFigures {
             rows.find(|row| row.count == 1 && row.what == what)
         };
         let one = one(&row.what).or_else(|| one(INSTANCES))?;
-        (one.memory.proportional > 0)
-            .then(|| row.memory.proportional as f64 / one.memory.proportional as f64)
+        // Packed copies of one are nothing to hold several without any against.
+        let one = match one.packed && !row.packed {
+            true => self.parked.warm.proportional,
+            false => one.memory.proportional,
+        };
+        (one > 0).then(|| row.memory.proportional as f64 / one as f64)
     }
 }
 
@@ -601,5 +605,10 @@ mod tests {
         let bars = figures.bars();
         let verdicts: Vec<&str> = bars.iter().map(Bar::verdict).collect();
         assert_eq!(verdicts, ["met", "MISSED", "not judged"]);
+        // One that was packed holds more, and what it held before is what counts for who was not.
+        figures.rows[0].packed = true;
+        figures.parked.warm.proportional = 660 << 20;
+        let versions = figures.rows.last().unwrap();
+        assert_eq!(times(figures.of_one(versions)), "2.00×");
     }
 }

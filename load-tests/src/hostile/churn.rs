@@ -65,7 +65,7 @@ pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
         format!("errors of {CLIENTS} clients that load and unload"),
         "0",
         format!("{failed} in {done} loads and as many unloads"),
-        failed == 0,
+        failed == 0 && done > 0,
     ));
     let all = CLIENTS as u64 * args.churn;
     let bar = Bar::equal("loads and unloads", all, done);
