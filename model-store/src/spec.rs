@@ -158,6 +158,8 @@ pub struct ModelSpec {
     pub runs_rows_together: bool,
     /// How many runs of the model may be under way at once (Triton's instance count).
     pub concurrency: u32,
+    /// Nobody said how many, so that fewer are as good.
+    pub concurrency_is_default: bool,
     pub session: SessionSpec,
     pub warmups: Vec<WarmupSpec>,
     pub lifecycle: LifecycleSpec,

@@ -26,6 +26,7 @@ pub(crate) fn model(
         ragged: None,
         runs_rows_together: false,
         concurrency: 1,
+        concurrency_is_default: false,
         session: SessionSpec::default(),
         warmups: Vec::new(),
         lifecycle: LifecycleSpec::default(),

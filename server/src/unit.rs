@@ -35,6 +35,7 @@ use dormouse_core::lifecycle::{Demand, Lifecycle, LifecyclePolicy, Stage};
 use dormouse_core::order::Sequencer;
 use dormouse_core::profile::ServiceProfile;
 use dormouse_core::shape::Shape;
+use dormouse_core::side_by_side::SideBySide;
 use dormouse_core::time::Timestamp;
 use dormouse_core::upgrade::{Upgrade, UpgradePolicy};
 use dormouse_model_store::spec::{ModelSpec, RaggedSpec};
@@ -138,6 +139,7 @@ struct State {
     leaving: Option<Held>,
     runs: Vec<RunInfo>,
     runs_issued: u64,
+    at_once: SideBySide,
     /// What runs of the latest shapes take, for a graph of which that can be said.
     latest: Option<KnownRun>,
     /// Present when answers must leave in the order the requests came.
@@ -253,6 +255,10 @@ impl Unit {
             leaving: None,
             runs: Vec::new(),
             runs_issued: 0,
+            at_once: match spec.concurrency_is_default {
+                true => SideBySide::learning(spec.concurrency as usize),
+                false => SideBySide::fixed(spec.concurrency as usize),
+            },
             latest: None,
             order: preserves_order.then(Sequencer::default),
             load_started: None,

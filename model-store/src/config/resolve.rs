@@ -87,6 +87,7 @@ pub fn resolve(input: ResolveInput<'_>) -> Result<ModelSpec, ConfigError> {
         enabled: defaults.auto_complete,
         default_max_batch_size: defaults.default_max_batch_size,
     };
+    let says_count = config.instance_group.iter().any(|group| group.count > 0);
     warnings.extend(complete(&model, &mut config, graph, auto));
 
     let max_batch_size = u32::try_from(config.max_batch_size).map_err(|_| {
@@ -144,6 +145,7 @@ pub fn resolve(input: ResolveInput<'_>) -> Result<ModelSpec, ConfigError> {
         ragged: ragged.map(Arc::new),
         runs_rows_together,
         concurrency: scheduling::concurrency(&model, &config.instance_group)?,
+        concurrency_is_default: !says_count,
         session: read.session,
         warmups,
         lifecycle: read.lifecycle,

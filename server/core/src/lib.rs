@@ -19,5 +19,6 @@ pub mod order;
 pub mod profile;
 pub mod sequence;
 pub mod shape;
+pub mod side_by_side;
 pub mod time;
 pub mod upgrade;

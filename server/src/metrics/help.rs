@@ -44,6 +44,11 @@ pub(super) fn describe(recorder: &PrometheusRecorder) {
         "nv_inference_pending_request_count",
         "Requests that wait to be run",
     );
+    gauge(
+        "dormouse_runs_at_once",
+        "Runs of the model that may be under way at once: as configured, or as a trial under load \
+         found best",
+    );
     counter(
         "nv_inference_request_duration_us",
         "Time from receiving requests to answering them, summed",

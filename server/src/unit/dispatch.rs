@@ -43,7 +43,7 @@ impl Unit {
 
     pub(super) fn can_run(&self, state: &State) -> bool {
         let alone = matches!(state.runs[..], [RunInfo { alone: true, .. }]);
-        state.session.is_some() && state.runs.len() < self.spec.concurrency as usize && !alone
+        state.session.is_some() && state.runs.len() < state.at_once.limit() && !alone
     }
 
     fn acquire_slot(&self) -> bool {

@@ -370,6 +370,8 @@ impl Unit {
             Ok(session) => {
                 let timeline = recorder.finish(state.batcher.queued() == 0);
                 self.report_loaded(&timeline);
+                let at_once = state.at_once.limit();
+                self.metrics().runs_at_once.set(at_once as f64);
                 state.profile.record_load(timeline.loading());
                 self.took_up(&mut state, &session);
                 let from_source = matches!(session.weights, Weights::Private(_));

@@ -69,6 +69,7 @@ impl Unit {
             stop: stop.as_ref().ok().cloned(),
             alone: batch.alone,
         });
+        state.at_once.started(now);
         state.lifecycle.run_started(now);
         self.metrics().pending.decrement(batch.entries.len());
         let is_cold = batch.entries.iter().any(|(_, pending, _)| pending.cold);
@@ -222,6 +223,7 @@ impl Unit {
             }
         }
         state.runs.retain(|run| run.id != id);
+        self.count_at_once(&mut state, rows, ended);
         state.lifecycle.run_finished(ended);
         if let Some(lost) = lost {
             // Before another batch is given to a session that is gone.
@@ -242,6 +244,20 @@ impl Unit {
         self.act(&mut state, action, &mut effects, ended);
         drop(state);
         self.perform(effects, Place::Elsewhere);
+    }
+
+    /// Tells the trial of runs side by side of one that ended.
+    fn count_at_once(&self, state: &mut State, rows: u32, ended: Timestamp) {
+        let others_wait = state.batcher.queued() > 0;
+        if let Some(verdict) = state.at_once.finished(rows, others_wait, ended) {
+            self.metrics().runs_at_once.set(verdict.at_once as f64);
+            tracing::debug!(
+                model = %self.id,
+                at_once = verdict.at_once,
+                gain = verdict.gain,
+                "tried how many runs at once answer most"
+            );
+        }
     }
 
     /// Runs the batch; when it fails as a whole, each request on its own, so that a poisoned one

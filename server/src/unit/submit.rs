@@ -87,7 +87,7 @@ impl Unit {
         let outlook = Outlook {
             queued_rows: state.batcher.queued_rows(),
             running: state.runs.len(),
-            concurrency: self.spec.concurrency as usize,
+            concurrency: state.at_once.limit(),
             // Where each request runs alone, the others are taken to be of this one's size.
             max_rows: match self.spec.runs_rows_together {
                 true => self.spec.max_batch_size,

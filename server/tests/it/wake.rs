@@ -308,6 +308,8 @@ async fn an_instance_group_is_run_by_one_session_side_by_side() -> Result<()> {
         };
         let built = cold.stages.iter().filter(|stage| stage.name == "session");
         ensure!(built.count() == sessions, "{flag}: {cold:?}");
+        let at_once = server.metric("dormouse_runs_at_once", &[]).await?;
+        ensure!(at_once == 4.0, "{at_once} runs at once instead of 4");
         server.assert_healthy().await?;
     }
     Ok(())

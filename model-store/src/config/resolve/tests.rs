@@ -184,6 +184,10 @@ fn instance_groups_add_up() {
     );
     assert_eq!(count("instance_group { kind: KIND_CPU }"), 2);
     assert_eq!(count("instance_group { kind: KIND_MODEL }"), 1);
+    let is_default = |text: &str| spec_of(&batchable(), text).concurrency_is_default;
+    assert!(is_default(""));
+    assert!(is_default("instance_group { kind: KIND_CPU }"));
+    assert!(!is_default("instance_group { count: 2 }"));
     let spec = spec_of(
         &batchable(),
         "instance_group [ { kind: KIND_GPU gpus: [0] count: 2 }, { } ]",
