@@ -92,14 +92,24 @@ impl Unit {
     /// Runs a batch here, if it is short and that is allowed, or on a thread for blocking work.
     pub(super) fn start_run(&self, run: Run, place: Place) {
         if place == Place::HereIfShort && run.is_short {
-            self.execute(run);
+            if let Some(next) = self.execute(run) {
+                self.start_run(next, Place::Elsewhere);
+            }
         } else {
             let unit = self.arc();
-            self.host.runtime.spawn_blocking(move || unit.execute(run));
+            self.host.runtime.spawn_blocking(move || {
+                // Under load the next batch waits already: another thread would have to be woken
+                // for it, and be given a core.
+                let mut next = Some(run);
+                while let Some(run) = next {
+                    next = unit.execute(run);
+                }
+            });
         }
     }
 
-    fn execute(&self, mut run: Run) {
+    /// Runs a batch and answers its requests. What can be run next is given to the caller.
+    fn execute(&self, mut run: Run) -> Option<Run> {
         let clock = &self.host.clock;
         let started = clock.now();
         let (finished, finished_steps) = self.compute(&mut run, started);
@@ -243,7 +253,9 @@ impl Unit {
         let action = state.lifecycle.poll(ended, queued);
         self.act(&mut state, action, &mut effects, ended);
         drop(state);
+        let next = effects.runs.pop();
         self.perform(effects, Place::Elsewhere);
+        next
     }
 
     /// Tells the trial of runs side by side of one that ended.
