@@ -179,7 +179,7 @@ fn compressed(keep_alive: &str, speed: f64) -> Result<String> {
     Ok(format!("{:.0}ms", (number * scale / speed).max(1.0)))
 }
 
-/// What `room` warm models take, measured on a server without a limit.
+/// What `room` warm models hold by the server's own account, without a limit.
 async fn budget(
     repository: &std::path::Path,
     store: &std::path::Path,
@@ -192,15 +192,11 @@ async fn budget(
         server.client.infer(model.request(&model.name)).await?;
     }
     server.quiet().await?;
+    // The server looks at what its models hold once a second.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
     let used = server.metric("dormouse_models_memory_bytes", &[]).await?;
-    if used > 0.0 {
-        return Ok(used as u64);
-    }
-    let mut sizes = 0u64;
-    for model in models.iter().take(room) {
-        sizes += model.size()?;
-    }
-    Ok(sizes)
+    ensure!(used > 0.0, "the server does not tell what {room} models hold");
+    Ok(used as u64)
 }
 
 struct Answer {

@@ -1,7 +1,7 @@
 //! Models in a bucket: an S3-compatible server of others, fetched from, cached, followed.
 
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -362,6 +362,99 @@ async fn a_bucket_that_compares_signatures_serves_who_has_the_secret() -> Result
         server.assert_healthy().await?;
     }
     Ok(())
+}
+
+/// Another S3 server, which keeps a bucket as a folder; killed when dropped.
+struct FolderBucket {
+    child: Child,
+    address: SocketAddr,
+    root: TempDir,
+}
+
+impl FolderBucket {
+    /// None where it is not installed.
+    async fn start(reader: &Reader) -> Result<Option<Self>> {
+        let root = TempDir::new()?;
+        std::fs::create_dir_all(root.path().join("bucket/models"))?;
+        // Free a moment ago; the program cannot choose one by itself.
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let spawned = Command::new("s3s-fs")
+            .args(["--host=127.0.0.1", &format!("--port={}", address.port())])
+            .arg(format!("--access-key={}", reader.key))
+            .arg(format!("--secret-key={}", reader.secret))
+            .arg(root.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let child = match spawned {
+            Ok(child) => child,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let bucket = Self {
+            child,
+            address,
+            root,
+        };
+        eventually("the bucket's server listens", || async {
+            Ok(TcpStream::connect(address).is_ok())
+        })
+        .await?;
+        Ok(Some(bucket))
+    }
+}
+
+impl Drop for FolderBucket {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn another_s3_server_serves_who_has_the_secret() -> Result<()> {
+    let reader = Reader {
+        key: "AKIAREADER".to_owned(),
+        secret: "a secret of the reader".to_owned(),
+    };
+    let Some(bucket) = FolderBucket::start(&reader).await? else {
+        eprintln!("SKIPPED: another S3 server was not tried: s3s-fs is missing");
+        return Ok(());
+    };
+    LARGE.write(&bucket.root.path().join("bucket/models/large/1"))?;
+    let address = format!("s3://http://{}/bucket/models", bucket.address);
+    let local = TestRepository::new()?;
+    local.add("near", Model::new("add_sub"))?;
+    let cache = TempDir::new()?;
+    let mut server = over_as(&local, &address, cache.path(), &reader)
+        .start()
+        .await?;
+    LARGE.ask(&server.grpc().await?, "large").await?;
+    let size = (LARGE.graph().len() + LARGE.data().len()) as u64;
+    let now = fetched(&server).await?;
+    ensure!(now == size, "{now} bytes fetched, expected {size}");
+    server.assert_healthy().await?;
+    server.kill().await?;
+
+    let stranger = Reader {
+        key: reader.key.clone(),
+        secret: "hunter2hunter2".to_owned(),
+    };
+    let other = TempDir::new()?;
+    let mut server = over_as(&local, &address, other.path(), &stranger)
+        .arg("--exit-on-error=false")
+        .arg("--strict-readiness=false")
+        .start()
+        .await?;
+    ensure!(ask(&server, "near").await? == 4);
+    eventually("the refusal is counted", || async {
+        let name = "dormouse_repository_errors_total";
+        Ok(server.metric(name, &[r#"kind="denied""#]).await? > 0.0)
+    })
+    .await?;
+    ensure!(fetched(&server).await? == 0, "something was fetched");
+    server.assert_healthy().await
 }
 
 #[tokio::test]
