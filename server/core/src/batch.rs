@@ -157,6 +157,7 @@ pub struct Batcher<T> {
     queue: Queue<T>,
     /// Whether the next batch is its first request alone.
     starts_alone: bool,
+    company: Company,
 }
 
 /// The batch at the head of the queue: how many entries, how many rows, and when it may leave.
@@ -184,6 +185,7 @@ impl<T: BatchItem> Batcher<T> {
             policy,
             queue,
             starts_alone: false,
+            company: Company::default(),
         }
     }
 
@@ -272,6 +274,11 @@ impl<T: BatchItem> Batcher<T> {
             plan = self.plan(Some(now), &expected_run)?;
         }
         let alone = std::mem::take(&mut self.starts_alone);
+        if !alone && plan.rows < self.policy.max_rows && !self.policy.max_delay.is_zero() {
+            let first = self.queue.in_order().next();
+            let waited = first.is_some_and(|first| first.enqueued + self.policy.max_delay <= now);
+            self.company.left(plan.entries, waited);
+        }
         let mut entries = Vec::with_capacity(plan.entries);
         for _ in 0..plan.entries {
             let (id, node) = self.queue.pop_first().expect("planned entries are queued");
@@ -384,7 +391,10 @@ impl<T: BatchItem> Batcher<T> {
         if rows >= max_rows {
             return Some(whole(at_once));
         }
-        let delay = self.policy.max_delay;
+        let delay = match entries == 1 && self.company.is_in_vain() {
+            true => Duration::ZERO,
+            false => self.policy.max_delay,
+        };
         let delayed_enough = !delay.is_zero()
             && now.is_some_and(|now| limits.oldest.is_some_and(|oldest| now >= oldest + delay));
         if let Some((entries, rows)) = best
@@ -406,6 +416,42 @@ impl<T: BatchItem> Batcher<T> {
 
     fn rejects(&self, node: &Node<T>) -> bool {
         self.policy.levels[node.level()].timeout_action == TimeoutAction::Reject
+    }
+}
+
+/// Whether requests that wait for others do so in vain, as those of a single caller do: the next
+/// one comes when this one is answered.
+#[derive(Clone, Copy, Debug, Default)]
+struct Company {
+    /// Requests in a row that nobody joined.
+    in_vain: u32,
+    /// Requests that left at once since.
+    at_once: u32,
+}
+
+impl Company {
+    /// So many in a row, and the next one does not wait,
+    const PATIENCE: u32 = 8;
+    /// until so many have left at once and another one tries.
+    const AGAIN: u32 = 64;
+
+    fn is_in_vain(self) -> bool {
+        self.in_vain >= Self::PATIENCE
+    }
+
+    /// A batch left that was not full.
+    fn left(&mut self, entries: usize, waited: bool) {
+        if entries > 1 {
+            *self = Self::default();
+        } else if waited {
+            self.in_vain += 1;
+            self.at_once = 0;
+        } else if self.is_in_vain() {
+            self.at_once += 1;
+            if self.at_once >= Self::AGAIN {
+                self.in_vain = Self::PATIENCE - 1;
+            }
+        }
     }
 }
 

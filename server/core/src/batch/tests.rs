@@ -443,3 +443,29 @@ fn who_still_waits_for_company_does_not_go_ahead_of_it() {
     batcher.start_alone(at(200));
     assert_eq!(names(batcher.take_batch(at(200), unknown)), [0, 1, 2, 3]);
 }
+
+#[test]
+fn who_is_always_alone_stops_waiting_for_company_until_somebody_comes() {
+    let mut batcher = Batcher::new(policy(8, &[], 10));
+    // Requests a second apart, and how long each waits.
+    let mut second = 0;
+    let mut waits = |batcher: &mut Batcher<Item>, others: u32| {
+        second += 1;
+        let came = at(second * 1000);
+        for name in 0..=others {
+            batcher.push(plain(name, 1), came).unwrap();
+        }
+        let due = batcher.wake_at(unknown).unwrap();
+        let batch = batcher.take_batch(due, unknown);
+        assert_eq!(names(batch).len() as u32, 1 + others);
+        (due - came).as_millis()
+    };
+    let alone: Vec<_> = (0..10).map(|_| waits(&mut batcher, 0)).collect();
+    assert_eq!(alone, [10, 10, 10, 10, 10, 10, 10, 10, 0, 0]);
+    // Now and then one tries again.
+    let tries: Vec<_> = (0..130).map(|_| waits(&mut batcher, 0)).collect();
+    assert_eq!(tries.iter().filter(|&&wait| wait == 10).count(), 2);
+    // Two at once are company, and from then on it is waited for.
+    assert_eq!(waits(&mut batcher, 1), 10);
+    assert_eq!(waits(&mut batcher, 0), 10);
+}
