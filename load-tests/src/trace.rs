@@ -195,7 +195,10 @@ async fn budget(
     // The server looks at what its models hold once a second.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let used = server.metric("dormouse_models_memory_bytes", &[]).await?;
-    ensure!(used > 0.0, "the server does not tell what {room} models hold");
+    ensure!(
+        used > 0.0,
+        "the server does not tell what {room} models hold"
+    );
     Ok(used as u64)
 }
 

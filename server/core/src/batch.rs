@@ -2,8 +2,8 @@
 //!
 //! The semantics are those of Triton's dynamic batcher: strict priority between levels, first
 //! come first served inside a level, preferred sizes, a bounded delay, queue policies per level.
-//! Added to that: a batch closes early when a deadline in it is near, and nothing is taken after
-//! its deadline. What an item is, and who answers it, is not known here.
+//! Added to that: a batch closes early when a deadline in it is near or when waiting for others
+//! was in vain lately, and nothing is taken after its deadline. What an item is, and who answers it, is not known here.
 
 #[cfg(test)]
 mod laws;
@@ -62,7 +62,7 @@ pub struct BatchPolicy {
     pub max_rows: u32,
     /// Batch sizes that are sent as soon as they are reached.
     pub preferred_rows: Vec<u32>,
-    /// How long the oldest request waits for others to join.
+    /// How long the oldest request waits for others to join, at the most.
     pub max_delay: Duration,
     /// The queues; index 0 is level 1, the most important.
     pub levels: Vec<QueuePolicy>,
@@ -391,7 +391,7 @@ impl<T: BatchItem> Batcher<T> {
         if rows >= max_rows {
             return Some(whole(at_once));
         }
-        let delay = match entries == 1 && self.company.is_in_vain() {
+        let delay = match self.company.is_in_vain() {
             true => Duration::ZERO,
             false => self.policy.max_delay,
         };
@@ -443,14 +443,14 @@ impl Company {
     fn left(&mut self, entries: usize, waited: bool) {
         if entries > 1 {
             *self = Self::default();
-        } else if waited {
-            self.in_vain += 1;
-            self.at_once = 0;
         } else if self.is_in_vain() {
             self.at_once += 1;
             if self.at_once >= Self::AGAIN {
                 self.in_vain = Self::PATIENCE - 1;
+                self.at_once = 0;
             }
+        } else if waited {
+            self.in_vain += 1;
         }
     }
 }

@@ -23,6 +23,8 @@ const WORTH_IT: f64 = 1.03;
 /// How long a verdict stands before it is tried again: at first, and at last when it stays the same.
 const FIRST_HOLD: Duration = Duration::from_secs(30);
 const LONGEST_HOLD: Duration = Duration::from_secs(600);
+/// It stands so many times as long as the trial took, at the least.
+const TRIALS_APART: u32 = 20;
 
 /// What a trial found.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,7 +69,7 @@ enum Stage {
 struct Window {
     rate: Rate,
     runs: u32,
-    /// Runs for which the number mattered: that began beside another, or that others waited for.
+    /// Runs for which the number mattered: that began beside another, or could have.
     contended: u32,
 }
 
@@ -138,8 +140,9 @@ impl SideBySide {
         }
     }
 
-    /// A run of so many rows ended, with or without others that wait for their turn.
-    pub fn finished(&mut self, rows: u32, others_wait: bool, now: Timestamp) -> Option<Verdict> {
+    /// A run of so many rows ended; there were others for it to share the model with, in its batch
+    /// or behind it, or there were none.
+    pub fn finished(&mut self, rows: u32, had_others: bool, now: Timestamp) -> Option<Verdict> {
         self.pass_time(now);
         self.running = self.running.saturating_sub(1);
         match self.stage {
@@ -154,7 +157,7 @@ impl SideBySide {
                 self.left_over -= 1;
                 return None;
             }
-            Stage::Apart if others_wait => self.window.contended += 1,
+            Stage::Apart if had_others => self.window.contended += 1,
             _ => {}
         }
         self.window.runs += 1;
@@ -169,9 +172,7 @@ impl SideBySide {
     fn next_stage(&mut self, now: Timestamp) -> Option<Verdict> {
         if self.window.contended < self.window.runs / 2 {
             // There was not enough to do for the number to matter.
-            self.together = Rate::default();
-            self.apart = Rate::default();
-            self.enter(Stage::Together);
+            self.give_up(now);
             return None;
         }
         let rate = self.window.rate;
@@ -194,7 +195,26 @@ impl SideBySide {
         }
     }
 
+    /// The model's session is another one: what was measured of the last one says nothing.
+    pub fn restart(&mut self) {
+        if !matches!(self.stage, Stage::Fixed | Stage::Settled { .. }) {
+            self.together = Rate::default();
+            self.apart = Rate::default();
+            self.enter(Stage::Together);
+        }
+    }
+
+    /// The last verdict stands for another while, if there was one.
+    fn give_up(&mut self, now: Timestamp) {
+        self.restart();
+        if let Some(at_once) = self.last_verdict {
+            let until = now + self.hold;
+            self.enter(Stage::Settled { at_once, until });
+        }
+    }
+
     fn settle(&mut self, now: Timestamp) -> Verdict {
+        let trial = self.together.busy + self.apart.busy;
         let together = mem::take(&mut self.together).per_second();
         let apart = mem::take(&mut self.apart).per_second();
         let gain = together / apart;
@@ -203,7 +223,7 @@ impl SideBySide {
             Some(last) if last == at_once => (self.hold * 2).min(LONGEST_HOLD),
             _ => FIRST_HOLD,
         };
-        let until = now + self.hold;
+        let until = now + self.hold.max(trial * TRIALS_APART);
         self.enter(Stage::Settled { at_once, until });
         Verdict { at_once, gain }
     }

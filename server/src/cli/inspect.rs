@@ -167,7 +167,7 @@ fn json(report: &Report) -> anyhow::Result<String> {
         "plan": serde_json::to_value(&report.plan)?,
         "budget_bytes": {
             "from_files": loading_footprint(report.plan.bytes_read),
-            "prepared": prepared_footprint(report.plan.bytes_read_only, graph_bytes(&report.plan)),
+            "prepared": prepared_footprint(report.plan.bytes_read_only),
         },
     });
     Ok(output::json(&value))
@@ -201,14 +201,9 @@ fn tables(report: &Report, all_tensors: bool, screen: &Screen) -> String {
             "files"
         },
         ByteSize(loading_footprint(plan.bytes_read)),
-        ByteSize(prepared_footprint(plan.bytes_read_only, graph_bytes(plan))),
+        ByteSize(prepared_footprint(plan.bytes_read_only)),
     );
     text
-}
-
-/// What a load reads beside the weights.
-fn graph_bytes(plan: &LoadPlan) -> u64 {
-    plan.bytes_read.saturating_sub(plan.bytes_read_only)
 }
 
 fn files(manifest: &Manifest, screen: &Screen) -> String {

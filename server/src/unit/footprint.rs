@@ -11,12 +11,8 @@ use super::{State, Unit};
 use crate::isolation::WORKER_BYTES;
 use crate::residency::Held;
 
-/// A session without its weights, at the most: the graph, its kernels and plans. Measured between
-/// 5 and 17 MB for graphs of 40 kB and more.
-const MOST_CONTEXT: u64 = 16 << 20;
-/// That of a graph of a few nodes, and what each byte of a graph without weights adds.
-const LEAST_CONTEXT: u64 = 1 << 20;
-const CONTEXT_PER_BYTE: u64 = 512;
+/// A session without its weights: the graph, its kernels and plans. Measured between 5 and 17 MB.
+const CONTEXT: u64 = 16 << 20;
 
 /// What a call waits longer for a model that is parked, until that was measured.
 const RESUME_FROM_PARKED: Duration = Duration::from_millis(10);
@@ -26,20 +22,12 @@ const RESUME_FROM_COLD: Duration = Duration::from_millis(500);
 /// A load from the model's files holds what was read, what was parsed of it and what was packed
 /// of that at the same time.
 pub fn loading_footprint(source: u64) -> u64 {
-    source.saturating_mul(3).saturating_add(context(source))
+    source.saturating_mul(3).saturating_add(CONTEXT)
 }
 
 /// A session over weights in the prepared store that nobody else reads.
-pub fn prepared_footprint(weights: u64, graph: u64) -> u64 {
-    weights.saturating_add(context(graph))
-}
-
-/// What a session of a graph of so many bytes holds beside its weights.
-fn context(graph: u64) -> u64 {
-    let estimate = graph
-        .saturating_mul(CONTEXT_PER_BYTE)
-        .saturating_add(LEAST_CONTEXT);
-    estimate.min(MOST_CONTEXT)
+pub fn prepared_footprint(weights: u64) -> u64 {
+    weights.saturating_add(CONTEXT)
 }
 
 /// What of the prepared store's packs a session over them reads.
@@ -83,9 +71,7 @@ impl Unit {
     pub(super) fn mapped_footprint(&self, prepared: &PreparedModel) -> u64 {
         let residency = &self.host.wake.residency;
         let process = self.isolated.as_ref().map_or(0, |_| WORKER_BYTES);
-        let graph = prepared.graph.len() as u64;
-        let weights = residency.needed(&pack_uses(prepared));
-        prepared_footprint(weights, graph).saturating_add(process)
+        prepared_footprint(residency.needed(&pack_uses(prepared))).saturating_add(process)
     }
 
     /// What the model holds and whether it could be given up; none while it holds nothing, or
@@ -114,16 +100,11 @@ impl Unit {
             Weights::Mapped(prepared) => (0, Some(prepared)),
             Weights::Packed(prepared) => (packed_bytes(prepared), Some(prepared)),
         };
-        let graph = match &open.weights {
-            Weights::Private(source) => *source,
-            Weights::Mapped(prepared) | Weights::Packed(prepared) => prepared.graph.len() as u64,
-        };
         // A process of its own is asked; what it has not yet touched is estimated.
-        let (process, measured) = match &self.isolated {
-            None => (0, 0),
-            Some(isolated) => (WORKER_BYTES, isolated.held_bytes()),
+        let (context, measured) = match &self.isolated {
+            None => (CONTEXT, 0),
+            Some(isolated) => (CONTEXT + WORKER_BYTES, isolated.held_bytes()),
         };
-        let context = context(graph) + process;
         let can_park = holding_state == HoldingState::Idle && self.can_park(state);
         Some(Held {
             own: Holding {

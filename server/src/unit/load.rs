@@ -370,6 +370,7 @@ impl Unit {
             Ok(session) => {
                 let timeline = recorder.finish(state.batcher.queued() == 0);
                 self.report_loaded(&timeline);
+                state.at_once.restart();
                 let at_once = state.at_once.limit();
                 self.metrics().runs_at_once.set(at_once as f64);
                 state.profile.record_load(timeline.loading());

@@ -284,6 +284,7 @@ impl Unit {
         state.base = state.session.replace(Arc::new(packed));
         // Runs are shorter from here on.
         state.latest = None;
+        state.at_once.restart();
         self.metrics().upgrades.increment(1);
         tracing::info!(model = %self.id.name, version = self.id.version.0, "packed session in use");
         None

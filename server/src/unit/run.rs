@@ -123,6 +123,7 @@ impl Unit {
             timeline,
             ..
         } = run;
+        let requests = entries.len();
         let made = session.made.as_ref();
         let is_steady = session.is_steady && !made.is_some_and(|made| made.shapes_vary);
         let load = timeline.as_ref().map(|recorder| {
@@ -233,7 +234,7 @@ impl Unit {
             }
         }
         state.runs.retain(|run| run.id != id);
-        self.count_at_once(&mut state, rows, ended);
+        self.count_at_once(&mut state, (rows, requests), ended);
         state.lifecycle.run_finished(ended);
         if let Some(lost) = lost {
             // Before another batch is given to a session that is gone.
@@ -253,15 +254,15 @@ impl Unit {
         let action = state.lifecycle.poll(ended, queued);
         self.act(&mut state, action, &mut effects, ended);
         drop(state);
-        let next = effects.runs.pop();
+        let next = (!effects.runs.is_empty()).then(|| effects.runs.remove(0));
         self.perform(effects, Place::Elsewhere);
         next
     }
 
     /// Tells the trial of runs side by side of one that ended.
-    fn count_at_once(&self, state: &mut State, rows: u32, ended: Timestamp) {
-        let others_wait = state.batcher.queued() > 0;
-        if let Some(verdict) = state.at_once.finished(rows, others_wait, ended) {
+    fn count_at_once(&self, state: &mut State, (rows, requests): (u32, usize), ended: Timestamp) {
+        let had_others = requests > 1 || state.batcher.queued() > 0;
+        if let Some(verdict) = state.at_once.finished(rows, had_others, ended) {
             self.metrics().runs_at_once.set(verdict.at_once as f64);
             tracing::debug!(
                 model = %self.id,

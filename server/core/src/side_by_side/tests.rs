@@ -105,6 +105,28 @@ fn a_machine_that_slows_down_meanwhile_does_not_decide() {
 }
 
 #[test]
+fn a_verdict_outlives_a_lull() {
+    let mut decision = SideBySide::learning(2);
+    callers(8, 0.4).call(&mut decision, Timestamp::ZERO, LONG);
+    let later = Timestamp::ZERO + LONG + RUN;
+    callers(1, 0.4).call(&mut decision, later, Duration::from_secs(300));
+    assert_eq!(decision.limit(), 1);
+}
+
+#[test]
+fn another_session_is_tried_anew_unless_a_verdict_stands() {
+    let mut decision = SideBySide::learning(2);
+    let briefly = Duration::from_millis(300);
+    callers(8, 0.4).call(&mut decision, Timestamp::ZERO, briefly);
+    assert_eq!(decision.stage, Stage::Apart);
+    decision.restart();
+    assert_eq!(decision.stage, Stage::Together);
+    callers(8, 0.4).call(&mut decision, Timestamp::ZERO + briefly + RUN, LONG);
+    decision.restart();
+    assert_eq!(decision.limit(), 1);
+}
+
+#[test]
 fn what_somebody_said_is_left_alone() {
     let mut decision = SideBySide::fixed(2);
     callers(8, 0.4).call(&mut decision, Timestamp::ZERO, LONG);
