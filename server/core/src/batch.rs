@@ -3,7 +3,8 @@
 //! The semantics are those of Triton's dynamic batcher: strict priority between levels, first
 //! come first served inside a level, preferred sizes, a bounded delay, queue policies per level.
 //! Added to that: a batch closes early when a deadline in it is near or when waiting for others
-//! was in vain lately, and nothing is taken after its deadline. What an item is, and who answers it, is not known here.
+//! was in vain lately, and nothing is taken after its deadline. What an item is, and who answers
+//! it, is not known here.
 
 #[cfg(test)]
 mod laws;

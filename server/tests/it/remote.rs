@@ -336,32 +336,35 @@ async fn a_bucket_that_compares_signatures_serves_who_has_the_secret() -> Result
         ("AKIANOBODY", reader.secret.as_str(), "InvalidAccessKeyId"),
     ];
     for (key, secret, told) in wrong {
-        let other = TempDir::new()?;
         let stranger = Reader {
             key: key.to_owned(),
             secret: secret.to_owned(),
         };
-        let mut server = over_as(&local, &bucket.address(), other.path(), &stranger)
-            .arg("--exit-on-error=false")
-            .arg("--strict-readiness=false")
-            .start()
-            .await?;
-        ensure!(ask(&server, "near").await? == 4);
-        eventually("the refusal is counted", || async {
-            let name = "dormouse_repository_errors_total";
-            Ok(server.metric(name, &[r#"kind="denied""#]).await? > 0.0)
-        })
-        .await?;
-        let log = server.log.lines().join("\n");
+        let log = turned_away(&local, &bucket.address(), &stranger).await?;
         ensure!(log.contains(told), "{told} is not in the log: {log}");
-        ensure!(!log.contains(secret), "a secret is in the log");
-        ensure!(
-            fetched(&server).await? == 0,
-            "{told}: something was fetched"
-        );
-        server.assert_healthy().await?;
     }
     Ok(())
+}
+
+/// Starts a server for whom the bucket does not open, sees that it serves all else, and gives its log.
+async fn turned_away(local: &TestRepository, bucket: &str, stranger: &Reader) -> Result<String> {
+    let cache = TempDir::new()?;
+    let mut server = over_as(local, bucket, cache.path(), stranger)
+        .arg("--exit-on-error=false")
+        .arg("--strict-readiness=false")
+        .start()
+        .await?;
+    ensure!(ask(&server, "near").await? == 4);
+    eventually("the refusal is counted", || async {
+        let name = "dormouse_repository_errors_total";
+        Ok(server.metric(name, &[r#"kind="denied""#]).await? > 0.0)
+    })
+    .await?;
+    let log = server.log.lines().join("\n");
+    ensure!(!log.contains(&stranger.secret), "a secret is in the log");
+    ensure!(fetched(&server).await? == 0, "something was fetched");
+    server.assert_healthy().await?;
+    Ok(log)
 }
 
 /// Another S3 server, which keeps a bucket as a folder; killed when dropped.
@@ -441,20 +444,8 @@ async fn another_s3_server_serves_who_has_the_secret() -> Result<()> {
         key: reader.key.clone(),
         secret: "hunter2hunter2".to_owned(),
     };
-    let other = TempDir::new()?;
-    let mut server = over_as(&local, &address, other.path(), &stranger)
-        .arg("--exit-on-error=false")
-        .arg("--strict-readiness=false")
-        .start()
-        .await?;
-    ensure!(ask(&server, "near").await? == 4);
-    eventually("the refusal is counted", || async {
-        let name = "dormouse_repository_errors_total";
-        Ok(server.metric(name, &[r#"kind="denied""#]).await? > 0.0)
-    })
-    .await?;
-    ensure!(fetched(&server).await? == 0, "something was fetched");
-    server.assert_healthy().await
+    turned_away(&local, &address, &stranger).await?;
+    Ok(())
 }
 
 #[tokio::test]
