@@ -49,6 +49,11 @@ impl Outside {
         Ok(outside)
     }
 
+    /// Where it listens.
+    pub(crate) fn url(&self) -> String {
+        self.process.url()
+    }
+
     /// Another connection.
     pub(crate) async fn connect(&self) -> Result<Client> {
         connect(&self.process.url()).await
@@ -98,7 +103,7 @@ impl Outside {
     }
 }
 
-async fn connect(url: &str) -> Result<Client> {
+pub(crate) async fn connect(url: &str) -> Result<Client> {
     let client = Client::builder(url)
         // A refusal has to be seen, not tried again.
         .retry(RetryPolicy::NEVER)

@@ -35,8 +35,12 @@ impl Samples {
         self.0.iter().copied().max_by(f64::total_cmp)
     }
 
-    /// How many times the other's median this one's is.
+    /// How many times the other this one is: the median over the repetitions, in each of which both
+    /// were measured. A machine that is slower in one minute than in the next is so for both.
     pub(crate) fn over(&self, other: &Self) -> Option<f64> {
+        if self.0.len() == other.0.len() {
+            return self.ratios(other).median();
+        }
         match (self.median(), other.median()) {
             (Some(ours), Some(theirs)) if theirs != 0.0 => Some(ours / theirs),
             _ => None,
@@ -124,6 +128,10 @@ mod tests {
         assert_eq!(two.over(&Samples(vec![4.0])), Some(0.5));
         assert_eq!(two.over(&Samples::default()), None);
         assert_eq!(two.over(&Samples(vec![0.0])), None);
+        // The middle of 10, 2 and 1, whatever the medians are to each other.
+        let (ours, theirs) = (vec![10.0, 40.0, 30.0], vec![1.0, 20.0, 30.0]);
+        assert_eq!(Samples(ours.clone()).over(&Samples(theirs)), Some(2.0));
+        assert_eq!(Samples(ours).over(&Samples(vec![10.0, 20.0])), Some(2.0));
         assert_eq!(times(None), "–");
     }
 

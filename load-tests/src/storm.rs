@@ -150,7 +150,7 @@ impl Findings for StormFigures {
     fn about(&self) -> String {
         format!(
             "{} requests at once on {}, which sleeps, {} times; before each of them a single request \
-             wakes it; {}. The ratio is that of the medians.",
+             wakes it; {}. The ratio is the median over the repetitions.",
             self.requests,
             self.model,
             self.first.0.len(),

@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::bars::Bar;
 use crate::models::{self, BenchModel, parameter};
-use crate::outside::{Outside, prepare_store, store_note};
+use crate::outside::{Outside, connect, prepare_store, store_note};
 use crate::record::{Findings, ReportArgs, Started};
 use crate::samples::{Samples, times};
 use crate::table::Titled;
@@ -104,7 +104,7 @@ pub(crate) async fn run(args: UndisturbedArgs) -> Result<()> {
         disturbed: Latency::default(),
     };
     let load = Load {
-        server: &server,
+        server: server.url(),
         small,
         period: Duration::from_secs_f64(1.0 / args.rate),
         time: Duration::from_secs(args.seconds),
@@ -149,16 +149,47 @@ async fn wake_and_sleep(
 }
 
 /// A steady load on the small model.
-struct Load<'a> {
-    server: &'a Outside,
+#[derive(Clone)]
+struct Load {
+    server: String,
     small: BenchModel,
     period: Duration,
     time: Duration,
 }
 
-impl Load<'_> {
+/// How long answers took and how late requests were sent.
+struct Measured {
+    took: Histogram<u64>,
+    late: Histogram<u64>,
+    errors: Vec<String>,
+}
+
+impl Load {
     async fn measure(&self, latency: &mut Latency) -> Result<()> {
-        let client = self.server.connect().await?;
+        // One thread ticks, sends and receives: it is to measure the server's delays, and each of
+        // its own threads that has to wake another would add one.
+        let load = self.clone();
+        let measuring = tokio::task::spawn_blocking(move || {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().build()?;
+            runtime.block_on(load.send_and_receive())
+        });
+        let measured = measuring.await.context("the generator panicked")??;
+        let millis = |histogram: &Histogram<u64>, quantile| {
+            histogram.value_at_quantile(quantile) as f64 / 1e3
+        };
+        let Measured { took, late, errors } = measured;
+        latency.requests += took.len();
+        latency.p50.push(millis(&took, 0.5));
+        latency.p99.push(millis(&took, 0.99));
+        latency.p999.push(millis(&took, 0.999));
+        latency.late_p99.push(millis(&late, 0.99));
+        latency.errors.extend(errors);
+        Ok(())
+    }
+
+    async fn send_and_receive(&self) -> Result<Measured> {
+        let client = connect(&self.server).await?;
         client.infer(self.small.request(&self.small.name)).await?;
         let mut ticks = tokio::time::interval(self.period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -176,26 +207,21 @@ impl Load<'_> {
                 answer.map(|_| (late, planned.elapsed()))
             });
         }
-        let mut took = histogram()?;
-        let mut late = histogram()?;
+        let mut measured = Measured {
+            took: histogram()?,
+            late: histogram()?,
+            errors: Vec::new(),
+        };
         while let Some(call) = calls.join_next().await {
             match call? {
                 Ok((sent_late, time)) => {
-                    took.saturating_record(micros(time));
-                    late.saturating_record(micros(sent_late));
+                    measured.took.saturating_record(micros(time));
+                    measured.late.saturating_record(micros(sent_late));
                 }
-                Err(error) => latency.errors.push(error.to_string()),
+                Err(error) => measured.errors.push(error.to_string()),
             }
         }
-        let millis = |histogram: &Histogram<u64>, quantile| {
-            histogram.value_at_quantile(quantile) as f64 / 1e3
-        };
-        latency.requests += took.len();
-        latency.p50.push(millis(&took, 0.5));
-        latency.p99.push(millis(&took, 0.99));
-        latency.p999.push(millis(&took, 0.999));
-        latency.late_p99.push(millis(&late, 0.99));
-        Ok(())
+        Ok(measured)
     }
 }
 
@@ -212,8 +238,8 @@ impl Findings for UndisturbedFigures {
     fn about(&self) -> String {
         format!(
             "A small model is asked {} times per second, alone and while {} wakes and sleeps, in \
-             turns; latency from the moment a request was due; {}. Ratios are those of the medians \
-             over the repetitions.",
+             turns; latency from the moment a request was due; {}. Ratios are medians over \
+             the repetitions.",
             self.rate, self.large, self.store
         )
     }

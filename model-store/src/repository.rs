@@ -25,7 +25,7 @@ use folder::EntryKind;
 
 pub use fingerprint::{FileStamp, Fingerprint};
 pub use folder::{FileIdentity, OpenFile};
-pub use graph_file::{Examined, GraphFile, LoadedGraph, WholeFile};
+pub use graph_file::{Examined, GraphFile, LoadedGraph, WholeFacts, WholeFile};
 pub use model_dir::{MAX_CONFIG_BYTES, ModelDir};
 pub use remote::{FetchError, LocalCopy, RemoteFile, RemoteFiles, RemoteListing};
 

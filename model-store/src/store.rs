@@ -50,7 +50,7 @@ pub use facts::{PackingVerdict, PreparedFacts};
 pub use key::{EntryKey, KeyParts};
 pub use manifest::Weight;
 pub use pack::Pack;
-pub use prepared::PreparedModel;
+pub use prepared::{PreparedModel, Table};
 pub use source_digests::DigestCache;
 pub use verify::{Damage, VerifyReport};
 

@@ -148,9 +148,19 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// when memory is short.
     fn release_memory(&self) {}
 
+    /// Has the buffers ready that a run will ask for, so that it need not wait for fresh pages.
+    /// Blocks; returns how many bytes were not there yet.
+    fn ready_buffers(&self, _buffers: &RunBuffers) -> u64 {
+        0
+    }
+
     /// What the engine calls itself, with its version.
     fn describe(&self) -> String;
 }
+
+/// The large buffers that a run has at the same time: their bytes, and how many of such.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunBuffers(pub Vec<(usize, usize)>);
 
 /// A loaded graph. `run` may be called from many threads at once.
 pub trait Session: Send + Sync + fmt::Debug {
@@ -191,6 +201,11 @@ pub trait Session: Send + Sync + fmt::Debug {
 
     /// Gives what the session keeps for its next run back to the system.
     fn release_memory(&self) {}
+
+    /// What its first run had; none before that, or where it is not known.
+    fn first_buffers(&self) -> Option<RunBuffers> {
+        None
+    }
 
     /// Creates a handle by which one later run can be stopped.
     fn stop_handle(&self) -> Result<StopHandle, EngineError>;

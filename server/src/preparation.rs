@@ -187,6 +187,7 @@ impl Preparation {
                 models: vec![subject.label.to_owned()],
                 source_bytes: subject.source.size(),
                 is_steady,
+                by_rows: optimized.by_rows,
                 prepare_us: Some(micros(started.elapsed())),
                 ..PreparedFacts::default()
             },

@@ -26,6 +26,8 @@ pub enum LoadStage {
     Read,
     /// Bringing mapped weights in ahead of their use.
     Populate,
+    /// Having the buffers ready that the first run asks for.
+    Buffers,
     /// Creating what the engine shares among all models.
     Environment,
     /// Loading a model that is new in a process that is thrown away.
@@ -41,13 +43,14 @@ pub enum LoadStage {
 }
 
 impl LoadStage {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Queue,
         Self::Fetch,
         Self::FailedAttempt,
         Self::LookUp,
         Self::Read,
         Self::Populate,
+        Self::Buffers,
         Self::Environment,
         Self::Trial,
         Self::Session,
@@ -65,6 +68,7 @@ impl LoadStage {
             Self::LookUp => "look-up",
             Self::Read => "read",
             Self::Populate => "populate",
+            Self::Buffers => "buffers",
             Self::Environment => "environment",
             Self::Trial => "trial",
             Self::Session => "session",

@@ -44,7 +44,7 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use crate::alarm::Ring;
-use crate::engine::StopHandle;
+use crate::engine::{RunBuffers, StopHandle};
 use crate::error::ServeError;
 use crate::host::Host;
 use crate::isolation::IsolatedEngine;
@@ -142,9 +142,13 @@ struct State {
     at_once: SideBySide,
     /// What runs of the latest shapes take, for a graph of which that can be said.
     latest: Option<KnownRun>,
+    /// What the first run after the last wake had: the next one's will be ready.
+    first_buffers: Option<Arc<RunBuffers>>,
     /// Present when answers must leave in the order the requests came.
     order: Option<Sequencer<Answer>>,
     load_started: Option<Timestamp>,
+    /// The inputs of the request that the load is for, until it looked at them.
+    load_asked: Vec<Tensor>,
     /// The request that the load is for, if it is recorded.
     load_for: Option<SpanContext>,
     load_error: Option<ServeError>,
@@ -260,8 +264,10 @@ impl Unit {
                 false => SideBySide::fixed(spec.concurrency as usize),
             },
             latest: None,
+            first_buffers: None,
             order: preserves_order.then(Sequencer::default),
             load_started: None,
+            load_asked: Vec::new(),
             load_for: None,
             load_error: None,
             timeline: None,

@@ -1,6 +1,8 @@
 //! What waking and falling asleep share over all models: the prepared store, the memory budget,
 //! the threads that work in the background, and which mechanisms are switched on.
 
+mod populate;
+
 use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,18 +15,14 @@ use tokio_util::sync::CancellationToken;
 use crate::cli::store::default_folder;
 use crate::clock::Clock;
 use crate::config::{MemoryBudgetSetting, WakeConfig};
-use crate::engine::Engine;
+use crate::engine::{Engine, RunBuffers};
 use crate::host::Host;
 use crate::memory::{MemoryLimit, Moves, PressureGauge};
 use crate::preparation::Preparation;
 use crate::priority::Background;
+use crate::request::Tensor;
 use crate::residency::Residency;
 use crate::timeline::{LoadStage, TimelineRecorder};
-
-/// How much of a map is brought in at a time: a huge page, so that several threads share the work
-/// evenly and in the order of its use. With more at a time the kernel's own reading ahead gets in
-/// the way of itself: 8 MiB took twice as long.
-const CHUNK: u64 = 2 << 20;
 
 /// Threads that bring weights in. They mostly wait for the disk, so one core has two as well; more
 /// bring no more out of it.
@@ -95,48 +93,56 @@ impl Wake {
     /// Brings a prepared model's weights in, on several threads; returns when all of them are
     /// there. Nothing depends on it: what is missing comes when it is first read.
     pub fn populate(&self, prepared: &Arc<PreparedModel>, recorder: &TimelineRecorder) {
-        for job in self.start_populating(prepared, recorder) {
+        for job in self.start_populating(prepared, &[], recorder) {
             // A job that failed leaves its part to the runs.
             let _ = job.wait();
         }
     }
 
-    /// Begins to bring a prepared model's weights in and returns at once.
+    /// Begins to have the buffers ready that the first run will ask for. Nothing depends on it.
+    pub fn start_buffers(
+        &self,
+        engine: &Arc<dyn Engine>,
+        buffers: Arc<RunBuffers>,
+        recorder: &TimelineRecorder,
+    ) {
+        let (engine, recorder) = (Arc::clone(engine), recorder.clone());
+        let job = self.populators.spawn(move || {
+            let stage = recorder.stage(LoadStage::Buffers);
+            stage.bytes(engine.ready_buffers(&buffers));
+        });
+        if let Err(error) = job {
+            tracing::debug!(%error, "buffers are not made ahead of their use");
+        }
+    }
+
+    /// Begins to bring a prepared model's weights in and returns at once. `asked` are inputs that
+    /// its first run will have.
     pub fn start_populating(
         &self,
         prepared: &Arc<PreparedModel>,
+        asked: &[Tensor],
         recorder: &TimelineRecorder,
     ) -> Vec<crate::priority::Job<()>> {
-        let spans = prepared.spans();
-        let mut chunks = Vec::new();
-        for (pack, span) in spans {
-            let mut from = span.start;
-            while from < span.end {
-                // Up to the next multiple: two threads must not want the same huge page.
-                let length = (CHUNK - from % CHUNK).min(span.end - from);
-                chunks.push((pack, from, length));
-                from += length;
-            }
-        }
-        let threads = self.populators.jobs_at_once().min(chunks.len());
-        let chunks = Arc::new(chunks);
+        let parts = Arc::new(populate::parts(prepared, asked));
+        let threads = self.populators.jobs_at_once().min(parts.len());
         let next = Arc::new(AtomicU64::new(0));
         let mut jobs = Vec::new();
         for _ in 0..threads {
-            let (chunks, next) = (Arc::clone(&chunks), Arc::clone(&next));
+            let (parts, next) = (Arc::clone(&parts), Arc::clone(&next));
             let (prepared, recorder) = (Arc::clone(prepared), recorder.clone());
             let job = self.populators.spawn(move || {
                 let stage = recorder.stage(LoadStage::Populate);
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed) as usize;
-                    let Some(&(pack, from, length)) = chunks.get(index) else {
+                    let Some(part) = parts.get(index) else {
                         return;
                     };
-                    if let Err(error) = prepared.packs[pack].populate(from, length) {
+                    if let Err(error) = part.bring_in(&prepared) {
                         tracing::debug!(%error, "weights could not be brought in ahead of their use");
                         return;
                     }
-                    stage.bytes(length);
+                    stage.bytes(part.length);
                 }
             });
             match job {

@@ -25,8 +25,8 @@ impl Findings for Vec<WakeFigures> {
     fn about(&self) -> String {
         "How long a model takes from zero to its first answer through gRPC. \"Plain\" is ONNX \
          Runtime's default session opened from the model's file and run once, in the same process; \
-         \"floor\" is touching every page of the file once plus one warm run. Ratios are those of \
-         the medians."
+         \"floor\" is touching every page of the file once plus one warm run. Ratios are medians \
+         over the repetitions."
             .to_owned()
     }
 

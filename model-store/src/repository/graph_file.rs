@@ -10,6 +10,7 @@ use crate::graph::{ExternalData, GraphSummary};
 use crate::manifest::{FileRole, Manifest, Parts};
 use crate::names::plain;
 use crate::onnx::{GraphError, MAX_FILE_BYTES, ReadAt, Walked, summarize, walk};
+use crate::store::DigestCache;
 
 /// A graph's file, open.
 #[derive(Debug)]
@@ -47,11 +48,18 @@ pub struct Examined {
 #[derive(Debug)]
 pub struct WholeFile {
     pub file: File,
-    pub summary: GraphSummary,
+    pub is_steady: bool,
+}
+
+/// What is known of a file that is all there is of a graph, as long as it stays that file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WholeFacts {
+    pub identity: FileIdentity,
+    pub is_steady: bool,
 }
 
 /// Files smaller than this are read into memory.
-const WORTH_NOT_COPYING: u64 = 4 << 20;
+const WORTH_NOT_COPYING: u64 = 256 << 10;
 
 impl GraphFile {
     pub(super) fn open(folder: Folder, name: &str) -> Result<Self, RepositoryError> {
@@ -84,8 +92,23 @@ impl GraphFile {
 
     /// Reads what the graph says about itself; its weights stay unread.
     pub fn summary(&self) -> Result<GraphSummary, RepositoryError> {
-        let (walked, _) = self.walk()?;
-        Ok(walked.finish())
+        Ok(self.describe()?.0)
+    }
+
+    /// As [`GraphFile::summary`], with what [`GraphFile::load_from_file`] would look for again. A
+    /// file that was written just now may be written once more without its times telling, so of
+    /// that nothing is remembered.
+    pub fn describe(&self) -> Result<(GraphSummary, Option<WholeFacts>), RepositoryError> {
+        let on_disk = self.file.as_file();
+        let is_settled = on_disk.is_some_and(|file| DigestCache::settles_in(file).is_zero());
+        let (walked, bound) = self.walk()?;
+        let summary = walked.finish();
+        let is_whole = bound.rewrite.is_empty() && summary.external.is_empty();
+        let facts = WholeFacts {
+            identity: self.file.identity,
+            is_steady: summary.is_steady,
+        };
+        Ok((summary, (is_settled && is_whole).then_some(facts)))
     }
 
     /// Reads what the graph says about itself and lists its files and tensors; weights stay unread.
@@ -105,8 +128,11 @@ impl GraphFile {
 
     /// The graph for whoever reads the file itself: only where the file is all there is, and large
     /// enough that a copy of it in memory would cost something. What is told of it holds as long
-    /// as [`OpenFile::unchanged`] says so.
-    pub fn load_from_file(&self) -> Result<Option<WholeFile>, RepositoryError> {
+    /// as [`OpenFile::unchanged`] says so. A file that is `known` is not looked through again.
+    pub fn load_from_file(
+        &self,
+        known: Option<&WholeFacts>,
+    ) -> Result<Option<WholeFile>, RepositoryError> {
         let size = self.file.identity.size;
         let Some(file) = self.file.as_file().filter(|_| size >= WORTH_NOT_COPYING) else {
             return Ok(None);
@@ -114,16 +140,20 @@ impl GraphFile {
         if size > MAX_FILE_BYTES {
             return Err(self.refused(GraphError::FileTooLarge { bytes: size }));
         }
-        let (walked, bound) = self.walk()?;
-        if !bound.rewrite.is_empty() {
-            return Ok(None);
-        }
-        let summary = walked.finish();
-        if !summary.external.is_empty() {
-            return Ok(None);
-        }
+        let known = known.filter(|known| known.identity == self.file.identity);
+        let is_steady = match known {
+            Some(known) => known.is_steady,
+            None => {
+                let (walked, bound) = self.walk()?;
+                let summary = walked.finish();
+                if !bound.rewrite.is_empty() || !summary.external.is_empty() {
+                    return Ok(None);
+                }
+                summary.is_steady
+            }
+        };
         let file = file.try_clone().map_err(|cause| self.file.failed(cause))?;
-        Ok(Some(WholeFile { file, summary }))
+        Ok(Some(WholeFile { file, is_steady }))
     }
 
     /// Fails when the graph's file is no longer what it was when it was opened.

@@ -295,6 +295,34 @@ fn a_graph_is_a_file_or_a_folder_of_that_name() {
 }
 
 #[test]
+fn a_file_that_is_known_to_be_whole_is_not_looked_through_again() {
+    let fixture = Fixture::new();
+    let weights = tensor("W", FLOAT, &[1 << 17]).bytes(9, vec![0; 4 << 17]);
+    let graph = model(Message::new().message(5, weights)).0;
+    fixture.write("m/1/model.onnx", &graph);
+    let open = fixture.model().open_graph(1, "model.onnx").unwrap();
+    let (summary, facts) = open.describe().unwrap();
+    assert_eq!(facts, None, "it was written just now");
+    let found = open.load_from_file(None).unwrap().unwrap();
+    assert_eq!(found.is_steady, summary.is_steady);
+    let known = WholeFacts {
+        identity: open.identity(),
+        is_steady: !summary.is_steady,
+    };
+    let found = open.load_from_file(Some(&known)).unwrap().unwrap();
+    assert_eq!(found.is_steady, known.is_steady, "what was known is told");
+    let other = WholeFacts {
+        identity: FileIdentity {
+            changed_ns: known.identity.changed_ns + 1,
+            ..known.identity
+        },
+        ..known
+    };
+    let found = open.load_from_file(Some(&other)).unwrap().unwrap();
+    assert_eq!(found.is_steady, summary.is_steady, "of another file");
+}
+
+#[test]
 fn malicious_external_data_is_refused_before_it_is_read() {
     let fixture = Fixture::new();
     fixture.link("../../../secret", "m/1/link.bin");

@@ -155,14 +155,18 @@ fn read(folder: &Arc<EntryFolder>, key: EntryKey, packs: &Packs) -> Result<Prepa
             Err(Unreadable::Io(error)) => return Err(Broken::Io(error)),
         }
     }
-    Ok(PreparedModel {
+    let model = PreparedModel {
         key,
         graph: graph.into(),
         weights: manifest.weights,
         packs: opened,
         facts,
         folder: folder.clone(),
-    })
+    };
+    for (pack, span) in model.table_spans() {
+        model.packs[pack].expect_rows(span);
+    }
+    Ok(model)
 }
 
 pub(super) fn read_graph(folder: &EntryFolder, manifest: &Manifest) -> Result<Vec<u8>, Unreadable> {

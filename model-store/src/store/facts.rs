@@ -14,6 +14,8 @@ pub struct PreparedFacts {
     pub source_bytes: u64,
     /// A run's time follows from the shapes of its inputs, not from their values.
     pub is_steady: bool,
+    /// Weights of which a run reads some rows only, such as tables of embeddings.
+    pub by_rows: Vec<String>,
     /// What preparing took.
     pub prepare_us: Option<u64>,
     /// What loading from the source took.

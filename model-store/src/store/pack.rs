@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::hint::black_box;
 use std::io;
+use std::num::NonZero;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -59,6 +60,33 @@ impl Pack {
         let start = usize::try_from(range.start).ok()?;
         let end = usize::try_from(range.end).ok()?;
         self.map.get(start..end)
+    }
+
+    /// Says that only some rows of this part will be read: each of its pages then comes by itself.
+    /// Otherwise the first of them would bring two megabytes from the disk.
+    pub(super) fn expect_rows(&self, range: Range<u64>) {
+        let page = page_size() as u64;
+        // Whole pages: what is on the others is read as a whole.
+        let from = range.start.next_multiple_of(page);
+        let Some((start, len)) = self.clamp(from, range.end.saturating_sub(from) / page * page)
+        else {
+            return;
+        };
+        for advice in [Advice::NoHugePage, Advice::Random] {
+            if let Err(error) = self.map.advise_range(advice, start, len) {
+                tracing::debug!(pack = %self.digest, %error, "pages come as the system likes");
+            }
+        }
+    }
+
+    /// Asks for a part of the file to be read from the disk, and does not wait for it.
+    pub fn fetch(&self, from: u64, len: u64) -> io::Result<()> {
+        let Some((start, len)) = self.clamp(from, len) else {
+            return Ok(());
+        };
+        let len = NonZero::new(len as u64);
+        rustix::fs::fadvise(&self.file, start as u64, len, FileAdvice::WillNeed)?;
+        Ok(())
     }
 
     /// Brings a part of the file into memory and into this process's page tables, and returns when
@@ -212,6 +240,20 @@ mod tests {
         pack.drop_pages();
         pack.touch(0, LEN).unwrap();
         assert_eq!(pack.resident_bytes(), Some(LEN as u64));
+    }
+
+    #[test]
+    fn rows_are_read_as_any_other_bytes() {
+        let pack = pack();
+        pack.expect_rows(100..LEN as u64 - 5000);
+        pack.expect_rows(10..20);
+        pack.evict_cache();
+        pack.fetch(4096 * 3 + 7, 100).unwrap();
+        pack.fetch(LEN as u64, 1).unwrap();
+        let bytes = pack.bytes(4096 * 3..4096 * 3 + 200).unwrap();
+        assert_eq!(bytes[7], ((4096 * 3 + 7) % 251) as u8);
+        let all = pack.bytes(0..LEN as u64).unwrap();
+        assert_eq!(Digest::of(all), pack.digest());
     }
 
     #[test]

@@ -46,12 +46,42 @@ impl PreparedModel {
         self.weights.iter().map(|weight| weight.len).sum()
     }
 
-    /// The parts of its packs that this model uses, neighbours joined: what to populate.
+    /// The parts of its packs that every run of this model reads, neighbours joined: what to
+    /// populate.
     pub fn spans(&self) -> Vec<(usize, Range<u64>)> {
+        self.joined(|weight| !self.is_by_rows(weight))
+    }
+
+    /// The parts of which runs read some rows only.
+    pub fn table_spans(&self) -> Vec<(usize, Range<u64>)> {
+        self.joined(|weight| self.is_by_rows(weight))
+    }
+
+    /// The weights of which runs read some rows only.
+    pub fn tables(&self) -> impl Iterator<Item = Table> {
+        let tables = self.weights.iter().filter(|weight| self.is_by_rows(weight));
+        tables.filter_map(|weight| {
+            let rows = u64::try_from(*weight.dims.first()?).ok()?;
+            let row_bytes = weight.len.checked_div(rows)?;
+            Some(Table {
+                pack: weight.pack,
+                offset: weight.offset,
+                rows,
+                row_bytes,
+            })
+        })
+    }
+
+    fn is_by_rows(&self, weight: &Weight) -> bool {
+        self.facts.by_rows.contains(&weight.name)
+    }
+
+    fn joined(&self, which: impl Fn(&Weight) -> bool) -> Vec<(usize, Range<u64>)> {
         const GAP: u64 = 64 << 10;
         let mut ranges: Vec<(usize, Range<u64>)> = self
             .weights
             .iter()
+            .filter(|weight| which(weight))
             .map(|weight| (weight.pack, weight.range()))
             .collect();
         ranges.sort_unstable_by_key(|(pack, range)| (*pack, range.start));
@@ -65,5 +95,22 @@ impl PreparedModel {
             }
         }
         spans
+    }
+}
+
+/// A weight of which runs read some rows only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Table {
+    pub pack: usize,
+    pub offset: u64,
+    pub rows: u64,
+    pub row_bytes: u64,
+}
+
+impl Table {
+    /// Where in its pack a row lies; none when there is no such row.
+    pub fn row(&self, index: u64) -> Option<Range<u64>> {
+        let start = self.offset + (index < self.rows).then(|| index * self.row_bytes)?;
+        Some(start..start + self.row_bytes)
     }
 }

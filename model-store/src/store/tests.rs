@@ -198,6 +198,40 @@ fn what_was_committed_is_found() {
 }
 
 #[test]
+fn weights_that_are_read_by_rows_are_not_part_of_what_every_run_reads() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let (dense, table) = (bytes(1, 8192), bytes(2, 200_000));
+    let rows = NewTensor {
+        dims: vec![100, 2000],
+        ..tensor("table", &table)
+    };
+    let content = PreparedContent {
+        graph: b"graph".to_vec(),
+        tensors: vec![tensor("dense", &dense), rows],
+        facts: PreparedFacts {
+            by_rows: vec!["table".to_owned(), "gone".to_owned()],
+            ..PreparedFacts::default()
+        },
+    };
+    let model = draft(&store, &key("a")).commit(content).unwrap();
+    let [dense_weight, table_weight] = &model.weights[..] else {
+        panic!("{:?}", model.weights);
+    };
+    assert_eq!(model.spans(), [(0, dense_weight.range())]);
+    assert_eq!(model.table_spans(), [(0, table_weight.range())]);
+    let tables: Vec<Table> = model.tables().collect();
+    let [found] = tables[..] else {
+        panic!("{tables:?}");
+    };
+    assert_eq!((found.rows, found.row_bytes), (100, 2000));
+    let last = found.row(99).unwrap();
+    assert_eq!(model.packs[0].bytes(last), Some(&table[198_000..]));
+    assert_eq!(found.row(100), None);
+    assert_eq!(model.bytes(table_weight), table);
+}
+
+#[test]
 fn a_model_without_tensors_has_no_pack() {
     let bench = Bench::new();
     let model = commit(&bench.open(), &key("a"), &[]).unwrap();

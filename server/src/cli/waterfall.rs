@@ -142,7 +142,7 @@ impl Screen {
         }
         let colour = match stage {
             "queue" | "failed-attempt" => 33,
-            "fetch" | "look-up" | "read" | "populate" => 36,
+            "fetch" | "look-up" | "read" | "populate" | "buffers" => 36,
             "environment" | "session" | "pack" => 34,
             "warmup" | "first-run" => 32,
             _ => 90,

@@ -37,7 +37,7 @@ use self::session::{Graph, OnnxSession};
 use self::session_options::SessionOptions;
 use super::{
     Engine, EngineError, EngineIdentity, GraphBytes, ModelBytes, OptimizeError, Optimized, Packing,
-    PreparedBytes, Session,
+    PreparedBytes, RunBuffers, Session,
 };
 
 /// What the engine is made of.
@@ -165,6 +165,10 @@ impl Engine for OnnxEngine {
 
     fn release_memory(&self) {
         allocator::release();
+    }
+
+    fn ready_buffers(&self, buffers: &RunBuffers) -> u64 {
+        allocator::stock(buffers)
     }
 
     fn describe(&self) -> String {

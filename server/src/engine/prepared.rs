@@ -18,6 +18,8 @@ pub struct Optimized {
     pub graph: Vec<u8>,
     /// The weights that [`super::Engine::open_prepared`] must be given, in the graph's order.
     pub tensors: Vec<OptimizedTensor>,
+    /// The names of those of which a run reads some rows only.
+    pub by_rows: Vec<String>,
     /// Holds the bytes of `tensors`, in the scratch folder; none when there are no tensors.
     pub data_file: Option<PathBuf>,
 }

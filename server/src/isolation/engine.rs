@@ -222,12 +222,20 @@ impl Engine for IsolatedEngine {
         };
         let (reply, fds) = self.ask(&worker, &request, &[file.as_fd()])?;
         match (reply, fds.into_iter().next()) {
-            (Reply::Optimized { tensors, data_file }, Some(graph)) => {
+            (
+                Reply::Optimized {
+                    tensors,
+                    by_rows,
+                    data_file,
+                },
+                Some(graph),
+            ) => {
                 let graph = Blob::from_fd(graph, MOST_GRAPH)
                     .map_err(|error| EngineError::Failed(error.to_string()))?;
                 Ok(Optimized {
                     graph: graph.bytes().to_vec(),
                     tensors,
+                    by_rows,
                     data_file,
                 })
             }

@@ -132,6 +132,7 @@ pub(super) enum Reply {
     /// The graph goes with the message.
     Optimized {
         tensors: Vec<OptimizedTensor>,
+        by_rows: Vec<String>,
         data_file: Option<PathBuf>,
     },
     Ran(Vec<Placed>),
@@ -367,12 +368,19 @@ impl Reply {
                     out.tensors(tensors);
                 }
             }
-            Self::Optimized { tensors, data_file } => {
+            Self::Optimized {
+                tensors,
+                by_rows,
+                data_file,
+            } => {
                 out.list(tensors, |out, tensor| {
                     out.text(&tensor.name);
                     out.i64(i64::from(tensor.element_type));
                     out.dims(&tensor.dims);
                     out.u64(tensor.offset).u64(tensor.len);
+                });
+                out.list(by_rows, |out, name| {
+                    out.text(name);
                 });
                 out.option(data_file.as_ref(), |out, file| {
                     out.text(&file.to_string_lossy());
@@ -413,6 +421,7 @@ impl Reply {
                         len: reader.u64()?,
                     })
                 })?,
+                by_rows: reader.list(Reader::text)?,
                 data_file: reader.option(Reader::text)?.map(PathBuf::from),
             },
             4 => Self::Ran(reader.list(placed)?),

@@ -23,7 +23,7 @@ use self::generation::Stamp;
 use self::inspect::Inspected;
 pub(super) use self::overview::Rank;
 use super::overrides::Given;
-use super::source::RepositorySource;
+use super::source::{Reads, RepositorySource};
 use super::{Registry, blocking};
 use crate::error::ServeError;
 use crate::stats::VersionCounters;
@@ -398,6 +398,7 @@ impl Registry {
             versions,
             stamp,
             dir,
+            newest,
         } = inspected;
         for warning in &spec.warnings {
             tracing::warn!(model = %model.name, "{warning}");
@@ -417,6 +418,9 @@ impl Registry {
                 kept.filter(|unit| unit.stage() != Stage::Retired)
                     .cloned()
                     .unwrap_or_else(|| {
+                        let whole = newest.filter(|_| versions.last() == Some(&version));
+                        let filename = spec.model_filename.clone();
+                        let reads = whole.map(|whole| Reads::only(&filename, &whole));
                         Unit::new(UnitParts {
                             id: ModelId::new(Arc::clone(&model.name), version),
                             spec: Arc::clone(&spec),
@@ -424,10 +428,11 @@ impl Registry {
                                 remote: self.remote_of(model).cloned(),
                                 dir: Arc::clone(&dir),
                                 version,
-                                filename: spec.model_filename.clone(),
+                                filename,
                                 weights: config::weights_file(&spec.config).map(str::to_owned),
                                 files: stamp.files_of(version),
-                                reads: OnceLock::new(),
+                                reads: reads.map_or_else(OnceLock::new, OnceLock::from),
+                                whole,
                             }),
                             counters: model.counters_of(version),
                             host: Arc::clone(&self.host),

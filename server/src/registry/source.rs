@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dormouse_model_store::repository::{
-    FileIdentity, FileStamp, GraphFile, ModelDir, RemoteFile, RepositoryError,
+    FileIdentity, FileStamp, GraphFile, ModelDir, RemoteFile, RepositoryError, WholeFacts,
 };
 use dormouse_model_store::store::{Digest, DigestCache};
 
@@ -34,6 +34,8 @@ pub(super) struct RepositorySource {
     pub(super) files: Vec<FileStamp>,
     /// What a load reads; known once it was looked for.
     pub(super) reads: OnceLock<Reads>,
+    /// Of the graph, if it was found to be a file that the engine can read itself.
+    pub(super) whole: Option<WholeFacts>,
 }
 
 /// What a load reads of a version's folder.
@@ -42,6 +44,16 @@ pub(super) struct Reads {
     /// Its files, as the graph calls them.
     locations: Vec<String>,
     bytes: u64,
+}
+
+impl Reads {
+    /// What a load of a graph reads that is one file.
+    pub(super) fn only(filename: &str, whole: &WholeFacts) -> Self {
+        Self {
+            locations: vec![filename.to_owned()],
+            bytes: whole.identity.size,
+        }
+    }
 }
 
 impl RepositorySource {
@@ -142,7 +154,7 @@ impl Source for RepositorySource {
     fn read(&self) -> Result<SourceModel, ServeError> {
         let graph = self.open()?;
         let identity = graph.identity();
-        let whole = graph.load_from_file();
+        let whole = graph.load_from_file(self.whole.as_ref());
         if let Some(whole) = whole.map_err(|error| self.unreadable(&error))? {
             return Ok(SourceModel {
                 bytes: ModelBytes {
@@ -150,7 +162,7 @@ impl Source for RepositorySource {
                     external: Vec::new(),
                 },
                 size: self.size(),
-                is_steady: whole.summary.is_steady,
+                is_steady: whole.is_steady,
                 files: vec![identity],
                 is_current: self.is_current_with(&identity),
                 file: Some(graph),

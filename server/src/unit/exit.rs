@@ -140,6 +140,12 @@ impl Unit {
     pub(super) fn begin_closing(&self, state: &mut State) -> Closing {
         state.leaving = self.holding_of(state);
         state.upgrade.dropped();
+        // A packed session was built behind another one's back and never saw a first run of its
+        // own on fresh pages; the other did.
+        let woken = state.base.as_ref().or(state.session.as_ref());
+        if let Some(buffers) = woken.and_then(|open| open.session.first_buffers()) {
+            state.first_buffers = Some(Arc::new(buffers));
+        }
         Closing {
             session: state.session.take(),
             base: state.base.take(),

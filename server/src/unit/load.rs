@@ -20,6 +20,10 @@ use crate::events::EventKind;
 use crate::metrics::FailureReason;
 use crate::timeline::{ColdStart, LoadStage, LoadTimeline, TimelineRecorder};
 
+/// A load that is known to take less than this does not give way: it is over before anybody would
+/// notice, and under a storm of requests those who wait for it would wait for all to be taken in.
+const QUICK: Duration = Duration::from_millis(20);
+
 /// A session with the places of the model's tensors in it.
 #[derive(Debug)]
 pub(super) struct OpenSession {
@@ -117,8 +121,8 @@ impl Unit {
         }
     }
 
-    /// Runs what builds a session on a thread that gives way to those that serve. None when it
-    /// panicked.
+    /// Runs what builds a session, unless that is known to be quick on a thread that gives way to
+    /// those that serve. None when it panicked.
     async fn on_loading_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -126,7 +130,9 @@ impl Unit {
         // A session with threads of its own starts them here, and they would give way for ever.
         let brings_threads =
             self.spec.session.intra_op_threads.is_some() || self.spec.session.parallel_execution;
-        if brings_threads {
+        let expected = self.state.lock().profile.expected_load();
+        let is_quick = expected.is_some_and(|load| load < QUICK);
+        if brings_threads || is_quick {
             return tokio::task::spawn_blocking(work).await.ok();
         }
         match self.host.wake.loaders.spawn(work) {
@@ -265,8 +271,19 @@ impl Unit {
         if self.isolated.is_some() {
             // The process that reads them brings them in.
         } else if wake.switches.overlap {
+            let (buffers, asked) = {
+                let mut state = self.state.lock();
+                let asked = std::mem::take(&mut state.load_asked);
+                (state.first_buffers.clone(), asked)
+            };
+            // Of all that can be done beside building the session this is what a run waits for
+            // if it is not there; what is not read of the weights yet it waits for as well, but
+            // only when it comes to it.
+            if let Some(buffers) = buffers {
+                wake.start_buffers(&self.host.engine, buffers, recorder);
+            }
             // Nobody waits for these: the first run reads what is there by then.
-            drop(wake.start_populating(prepared, recorder));
+            drop(wake.start_populating(prepared, &asked, recorder));
         } else {
             wake.populate(prepared, recorder);
         }
@@ -360,6 +377,7 @@ impl Unit {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.load_started = None;
+        state.load_asked.clear();
         match loaded {
             Err(NotLoaded::NotNow) => {
                 tracing::debug!(model = %self.id.name, version = self.id.version.0, "not loaded ahead of its next call: no memory is free, or its files have changed");

@@ -48,6 +48,7 @@ impl Unit {
             Demand::Wait => true,
             Demand::StartLoad => {
                 state.load_for = request.span.as_ref().map(RequestSpan::context);
+                state.load_asked = request.inputs.iter().flatten().cloned().collect();
                 self.begin_load(&mut state, &mut effects, now);
                 true
             }

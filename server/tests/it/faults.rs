@@ -16,8 +16,15 @@ use crate::server::{TestServer, eventually};
 use crate::wake::wakes_from;
 
 /// Two at a time over one store.
-const ROUNDS: u64 = 25;
 const SERVERS: usize = 2;
+
+/// `DORMOUSE_KILL_ROUNDS` makes it more of them.
+fn rounds() -> Result<usize> {
+    match std::env::var("DORMOUSE_KILL_ROUNDS") {
+        Ok(rounds) => Ok(rounds.parse()?),
+        Err(_) => Ok(25),
+    }
+}
 /// 2 MiB of weights.
 const MODEL: Generated = Generated::new(256, 8);
 
@@ -87,10 +94,11 @@ async fn a_server_killed_at_any_moment_leaves_a_store_that_is_whole() -> Result<
     let mut committed = store.command("ls").await?.1["entries"]
         .as_array()
         .map_or(0, Vec::len);
-    for round in 0..ROUNDS {
+    let rounds = rounds()?;
+    for round in 0..rounds {
         let mut kills = Vec::new();
         for (index, repository) in repositories.iter().enumerate() {
-            let bias = 2 + round as usize * SERVERS + index;
+            let bias = 2 + round * SERVERS + index;
             MODEL.weights(bias).add(repository, "new", "")?;
             let pause = usual.mul_f64(numbers.below(1000) as f64 / 1000.0);
             kills.push(killed_after(repository, &store, pause));
@@ -118,7 +126,7 @@ async fn a_server_killed_at_any_moment_leaves_a_store_that_is_whole() -> Result<
         let client = server.grpc().await?;
         let kind = known(index).ask(&client, "known").await?;
         ensure!(kind.as_deref() == Some("prepared"), "{kind:?}");
-        let last = MODEL.weights(2 + (ROUNDS as usize - 1) * SERVERS + index);
+        let last = MODEL.weights(2 + (rounds - 1) * SERVERS + index);
         last.ask(&client, "new").await?;
         server.assert_healthy().await?;
     }

@@ -176,7 +176,7 @@ fn page_keeps_measured_and_simulated_apart() {
 
         `dormouse-load storm --json`, version 0.1.0, 2000-02-29 · A processor, 2 cores, 8 GiB, Linux 6.1
 
-        1000 requests at once on m, which sleeps, 2 times; before each of them a single request wakes it; 1 entry. The ratio is that of the medians.
+        1000 requests at once on m, which sleeps, 2 times; before each of them a single request wakes it; 1 entry. The ratio is the median over the repetitions.
 
         | measure | value |
         |---|---|

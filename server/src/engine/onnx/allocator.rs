@@ -4,6 +4,7 @@
 //! what it has for the session's life. Here sessions share what is free, memory is counted, and
 //! what nobody used for a while goes back to the system.
 
+mod demand;
 mod pool;
 mod shelves;
 mod size_class;
@@ -20,10 +21,11 @@ use std::time::Duration;
 
 use ort::sys;
 
+pub(super) use self::demand::Watched;
 use self::pool::Pool;
 use super::environment::missing;
 use super::status::check;
-use crate::engine::EngineError;
+use crate::engine::{EngineError, RunBuffers};
 use crate::memory::MemoryLimit;
 
 pub use self::pool::AllocatorStats;
@@ -47,6 +49,15 @@ pub fn stats() -> AllocatorStats {
 /// short. Returns how many bytes went.
 pub fn release() -> u64 {
     POOL.release(|_| true)
+}
+
+/// Makes blocks for a run to find, those that are missing, and returns how many bytes they are.
+pub(super) fn stock(buffers: &RunBuffers) -> u64 {
+    let made = buffers
+        .0
+        .iter()
+        .map(|&(bytes, count)| POOL.stock(bytes, count));
+    made.sum()
 }
 
 /// How much may be kept free unless the user says otherwise: a quarter of the memory there is.

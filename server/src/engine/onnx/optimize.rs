@@ -88,7 +88,7 @@ pub(super) fn optimize(
         Err(error) => return Err(failed("read the weights of", error).into()),
     };
     let (mut graph, mut tensors) = read_back(graph, data.as_ref()).map_err(EngineError::Failed)?;
-    use_order::sort(&mut tensors, &graph).map_err(EngineError::Failed)?;
+    let by_rows = use_order::sort(&mut tensors, &graph).map_err(EngineError::Failed)?;
     if graph.len() > LARGEST {
         return Err(OptimizeError::NotPreparable(format!(
             "the optimised graph has {} bytes without its weights, {LARGEST} at most can be loaded",
@@ -108,6 +108,7 @@ pub(super) fn optimize(
         graph,
         data_file: (!tensors.is_empty()).then_some(data_file),
         tensors,
+        by_rows,
     })
 }
 

@@ -4,20 +4,20 @@ use std::any::Any;
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use dormouse_core::shape::{DisplayShape, Shape};
 use ort::sys;
 use smallvec::SmallVec;
 
-use super::allocator::Owner;
+use super::allocator::{Owner, Watched};
 use super::environment::{Environment, missing};
 use super::prepared::Lent;
 use super::session_options::SessionOptions;
 use super::status::check;
 use super::value::{Input, Value, datatype, output};
-use crate::engine::{EngineError, Session, SessionTensor, Stop, StopHandle};
+use crate::engine::{EngineError, RunBuffers, Session, SessionTensor, Stop, StopHandle};
 use crate::request::Tensor;
 
 /// A loaded graph. Closing it (dropping the last reference) frees its weights and its arena.
@@ -34,6 +34,8 @@ pub(super) struct OnnxSession {
     shrinks_arena: bool,
     /// Whose the session's buffers are in the shared allocator.
     owner: Owner,
+    /// What its first run had of them.
+    first_buffers: OnceLock<RunBuffers>,
     /// Weights of a prepared session. Not in `drop` but after it: the session goes first.
     lent: Option<Lent>,
 }
@@ -108,6 +110,7 @@ impl OnnxSession {
             output_names: Vec::new(),
             shrinks_arena,
             owner,
+            first_buffers: OnceLock::new(),
             lent,
         };
         let (inputs, mut names) = opened.signature(
@@ -318,6 +321,7 @@ impl Session for OnnxSession {
         let mut results: SmallVec<[*mut sys::OrtValue; 8]> =
             SmallVec::from_elem(ptr::null_mut(), outputs.len());
 
+        let watched = self.first_buffers.get().is_none().then(Watched::start);
         let api = self.environment.api;
         let run_options = stop.map_or(ptr::null(), |stop| stop.options.as_ptr().cast_const());
         // SAFETY: the session is alive and may be run from many threads; names and values are
@@ -346,6 +350,10 @@ impl Session for OnnxSession {
             return Err(EngineError::Terminated);
         }
         ran?;
+        if let Some(watched) = watched {
+            // Of two first runs at once one is enough.
+            let _ = self.first_buffers.set(watched.finish());
+        }
         let lent = |address| {
             fed.iter().any(|input| input.covers(address))
                 || self.lent.as_ref().is_some_and(|lent| lent.covers(address))
@@ -365,6 +373,10 @@ impl Session for OnnxSession {
 
     fn release_memory(&self) {
         self.owner.leave();
+    }
+
+    fn first_buffers(&self) -> Option<RunBuffers> {
+        self.first_buffers.get().cloned()
     }
 
     #[expect(unsafe_code, reason = "creates run options through the C API")]

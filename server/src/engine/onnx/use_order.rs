@@ -6,32 +6,77 @@ use std::collections::HashMap;
 use super::protobuf::{Fields, malformed};
 use crate::engine::OptimizedTensor;
 
-/// Sorts weights by their first use. ONNX Runtime writes a graph's nodes in an order they can run
-/// in.
-pub(super) fn sort(tensors: &mut [OptimizedTensor], model: &[u8]) -> Result<(), String> {
-    let uses = first_uses(model)?;
-    // What only subgraphs use comes last.
-    tensors.sort_by_key(|tensor| {
-        uses.get(tensor.name.as_bytes())
-            .copied()
-            .unwrap_or(usize::MAX)
-    });
-    Ok(())
+/// Smaller tables are brought in as quickly as some of their rows.
+const SMALLEST_TABLE: u64 = 8 << 20;
+
+/// Sorts weights by their first use, and returns the names of those of which a run reads some rows
+/// only, such as a table of embeddings: they come last. ONNX Runtime writes a graph's nodes in an
+/// order they can run in.
+pub(super) fn sort(tensors: &mut [OptimizedTensor], model: &[u8]) -> Result<Vec<String>, String> {
+    let uses = uses(model)?;
+    let of = |tensor: &OptimizedTensor| uses.get(tensor.name.as_bytes());
+    let is_table = |tensor: &OptimizedTensor| {
+        tensor.len >= SMALLEST_TABLE && of(tensor).is_some_and(|uses| uses.by_rows)
+    };
+    // What only subgraphs use comes after what the graph does.
+    tensors.sort_by_key(|tensor| (is_table(tensor), of(tensor).map_or(usize::MAX, |u| u.first)));
+    let tables = tensors.iter().filter(|tensor| is_table(tensor));
+    Ok(tables.map(|tensor| tensor.name.clone()).collect())
 }
 
-/// For each name the place of the first node that reads it.
-fn first_uses(model: &[u8]) -> Result<HashMap<&[u8], usize>, String> {
+/// Who reads a value.
+struct Uses {
+    /// The place of the first node that does.
+    first: usize,
+    /// All of them take rows of it.
+    by_rows: bool,
+}
+
+/// By name.
+fn uses(model: &[u8]) -> Result<HashMap<&[u8], Uses>, String> {
     let mut uses = HashMap::new();
     let mut place = 0;
     for graph in messages(model, 7)? {
         for node in messages(graph, 1)? {
-            for input in messages(node, 1)? {
-                uses.entry(input).or_insert(place);
+            let takes_rows = takes_rows(node)?;
+            for (index, input) in messages(node, 1)?.into_iter().enumerate() {
+                let by_rows = takes_rows && index == 0;
+                let uses = uses.entry(input).or_insert(Uses {
+                    first: place,
+                    by_rows,
+                });
+                uses.by_rows &= by_rows;
             }
             place += 1;
         }
+        // What leaves the graph is read as a whole.
+        for output in messages(graph, 12)? {
+            for name in messages(output, 1)? {
+                if let Some(uses) = uses.get_mut(name) {
+                    uses.by_rows = false;
+                }
+            }
+        }
     }
     Ok(uses)
+}
+
+/// Whether a node is a `Gather` of ONNX's own along the first axis.
+fn takes_rows(node: &[u8]) -> Result<bool, String> {
+    let standard = |domain: &&[u8]| domain.is_empty() || *domain == b"ai.onnx";
+    if messages(node, 4)? != [b"Gather"] || !messages(node, 7)?.iter().all(standard) {
+        return Ok(false);
+    }
+    // Its one attribute is the axis, which is zero unless it says otherwise.
+    for attribute in messages(node, 5)? {
+        for field in Fields::new(attribute) {
+            let field = field?;
+            if field.number == 3 && field.varint != Some(0) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// What is in a field that holds bytes, each time it occurs.
@@ -49,8 +94,18 @@ fn messages(bytes: &[u8], number: u32) -> Result<Vec<&[u8]>, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::protobuf::put_message;
+    use super::super::protobuf::{put_message, put_number};
     use super::*;
+
+    fn gather(data: &str, axis: u64) -> Vec<u8> {
+        let mut node = node(&[data, "ids"]);
+        put_message(&mut node, 4, b"Gather");
+        let mut attribute = Vec::new();
+        put_message(&mut attribute, 1, b"axis");
+        put_number(&mut attribute, 3, axis);
+        put_message(&mut node, 5, &attribute);
+        node
+    }
 
     fn node(inputs: &[&str]) -> Vec<u8> {
         let mut node = Vec::new();
@@ -71,6 +126,11 @@ mod tests {
     }
 
     fn sorted(names: &[&str], model: &[u8]) -> Vec<String> {
+        sorted_of(names, 4, model).0
+    }
+
+    /// The names of tensors of so many bytes in their order, and those of tables.
+    fn sorted_of(names: &[&str], len: u64, model: &[u8]) -> (Vec<String>, Vec<String>) {
         let mut tensors: Vec<_> = names
             .iter()
             .map(|name| OptimizedTensor {
@@ -78,11 +138,33 @@ mod tests {
                 element_type: 1,
                 dims: vec![1],
                 offset: 0,
-                len: 4,
+                len,
             })
             .collect();
-        sort(&mut tensors, model).unwrap();
-        tensors.into_iter().map(|tensor| tensor.name).collect()
+        let tables = sort(&mut tensors, model).unwrap();
+        let names = tensors.into_iter().map(|tensor| tensor.name).collect();
+        (names, tables)
+    }
+
+    #[test]
+    fn tables_of_which_only_rows_are_read_come_last() {
+        let tied = gather("tied", 0);
+        let nodes = [
+            gather("words", 0),
+            gather("places", 0),
+            tied,
+            gather("columns", 1),
+            node(&["x", "tied"]),
+            node(&["x", "dense"]),
+        ];
+        let names = ["dense", "columns", "tied", "places", "words"];
+        let (order, tables) = sorted_of(&names, 8 << 20, &model(&nodes));
+        assert_eq!(order, ["tied", "columns", "dense", "words", "places"]);
+        assert_eq!(tables, ["words", "places"]);
+        // Small ones are brought in with the rest.
+        let (order, tables) = sorted_of(&names, (8 << 20) - 1, &model(&nodes));
+        assert_eq!(order, ["words", "places", "tied", "columns", "dense"]);
+        assert!(tables.is_empty());
     }
 
     #[test]

@@ -103,6 +103,7 @@ fn other(shared: &Shared, request: Request, fds: Vec<OwnedFd>) -> Result<Answer,
                         .map_err(|error| EngineError::Failed(error.to_string()))?;
                     let reply = Reply::Optimized {
                         tensors: optimized.tensors,
+                        by_rows: optimized.by_rows,
                         data_file: optimized.data_file,
                     };
                     Ok(Answer::WithBlob(reply, blob))

@@ -101,6 +101,7 @@ fn every_reply_and_notice_is_read_as_it_was_written() {
                 offset: 0,
                 len: 8,
             }],
+            by_rows: vec!["w".to_owned()],
             data_file: Some("data".into()),
         },
         Reply::Ran(vec![placed_somewhere()]),

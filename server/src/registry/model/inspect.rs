@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use dormouse_model_store::config::{self, ResolveInput};
-use dormouse_model_store::repository::{ModelDir, RepositoryError};
+use dormouse_model_store::repository::{ModelDir, RepositoryError, WholeFacts};
 use dormouse_model_store::spec::ModelSpec;
 use dormouse_proto::inference as pb;
 
@@ -20,6 +20,8 @@ pub(super) struct Inspected {
     pub(super) versions: Vec<u64>,
     pub(super) stamp: Stamp,
     pub(super) dir: Arc<ModelDir>,
+    /// Of the newest version's graph, for its first load.
+    pub(super) newest: Option<WholeFacts>,
 }
 
 impl Registry {
@@ -116,11 +118,11 @@ impl Registry {
             "" => "model.onnx",
             filename => filename,
         };
-        let graph = dir
+        let (graph, newest) = dir
             .open_graph(newest, filename)
             .and_then(|graph| {
                 let weights = config::weights_file(&config);
-                graph.with_weights(weights).summary()
+                graph.with_weights(weights).describe()
             })
             .map_err(|error| broken(name, &error))?;
         let mut spec = config::resolve(ResolveInput {
@@ -136,6 +138,7 @@ impl Registry {
             versions,
             stamp,
             dir: Arc::new(dir),
+            newest,
         })
     }
 

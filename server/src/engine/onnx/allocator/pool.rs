@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::demand;
 use super::shelves::{Shelved, Shelves};
 use super::size_class;
 
@@ -128,6 +129,7 @@ impl Pool {
         };
         if let Some((block, class)) = self.shelves.take(class) {
             self.count_mapped(size_class::bytes(class));
+            demand::taken(class);
             // SAFETY: a shelved block is a live mapping with its header, and now ours alone.
             #[expect(unsafe_code, reason = "writes the header of a block of raw memory")]
             unsafe {
@@ -139,6 +141,7 @@ impl Pool {
         }
         let home = Home::Shelf(class);
         let length = size_class::bytes(class);
+        demand::taken(class);
         self.mapped_block(length, home, owner)
             .or_else(|| {
                 // The system has none: what is free here may help.
@@ -147,6 +150,31 @@ impl Pool {
                     .flatten()
             })
             .map_or_else(|| self.heap_block(size, owner), NonNull::as_ptr)
+    }
+
+    /// Puts blocks of so many bytes, header included, on their shelf until there are `count`, with
+    /// all of their pages. Returns how many bytes it took.
+    pub(super) fn stock(&self, bytes: usize, count: usize) -> u64 {
+        let Some(class) = size_class::of(bytes) else {
+            return 0;
+        };
+        let length = size_class::bytes(class);
+        let mut stocked = 0;
+        for _ in self.shelves.count(class)..count {
+            let Some(block) = self.mapped_block(length, Home::Shelf(class), 0) else {
+                break;
+            };
+            if length >= HUGE {
+                populate(block);
+            }
+            // SAFETY: it came from here just now.
+            #[expect(unsafe_code, reason = "gives a block back")]
+            unsafe {
+                self.free(block.as_ptr());
+            }
+            stocked += length as u64;
+        }
+        stocked
     }
 
     /// A block for the life of a session, such as weights: it goes back to the system at once
@@ -193,6 +221,7 @@ impl Pool {
             }
             Home::Shelf(class) => {
                 self.mapped.fetch_sub(length as u64, Ordering::Relaxed);
+                demand::returned(class);
                 if let Err(block) = self.shelves.put(class, block, owner) {
                     drop_shelved(block);
                 }

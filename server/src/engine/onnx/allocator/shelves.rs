@@ -77,6 +77,13 @@ impl Shelves {
         None
     }
 
+    /// How many blocks of this class are free.
+    pub(super) fn count(&self, class: usize) -> usize {
+        self.shelves
+            .get(class)
+            .map_or(0, |shelf| shelf.lock().len())
+    }
+
     /// Keeps a free block, or hands it back when there is no room for it.
     pub(super) fn put(
         &self,

@@ -200,6 +200,55 @@ fn an_owner_that_leaves_takes_its_free_blocks_along() {
 }
 
 #[test]
+fn what_a_run_had_at_once_is_ready_for_the_next() {
+    let pool = pool(64 * MIB);
+    let watched = Watched::start();
+    let small = Filled::new(&pool, 1000, 1);
+    for _ in 0..3 {
+        let one = Filled::new(&pool, 1 << 20, 1);
+        let other = Filled::new(&pool, 1 << 20, 2);
+        let large = Filled::new(&pool, 5 << 20, 3);
+        for block in [one, other, large] {
+            block.free(&pool);
+        }
+    }
+    let buffers = watched.finish();
+    small.free(&pool);
+    let counts: Vec<usize> = buffers.0.iter().map(|&(_, count)| count).collect();
+    assert_eq!(counts, [1, 2], "{buffers:?}");
+
+    let kept = pool.stats().cached_bytes;
+    pool.release(|_| true);
+    let stock = || {
+        buffers
+            .0
+            .iter()
+            .map(|&(bytes, count)| pool.stock(bytes, count))
+    };
+    assert_eq!(stock().sum::<u64>(), kept);
+    assert_eq!(pool.stats().cached_bytes, kept);
+    assert_eq!(pool.stats().live_bytes, 0);
+    assert_eq!(stock().sum::<u64>(), 0, "they are there");
+    let taken = [1 << 20, 1 << 20, 5 << 20].map(|size| Filled::new(&pool, size, 4));
+    assert_eq!(pool.stats().cached_bytes, 0, "the run found all of them");
+    for block in taken {
+        block.free(&pool);
+    }
+}
+
+#[test]
+fn a_thread_that_is_not_watched_counts_nothing() {
+    let pool = pool(16 * MIB);
+    drop(Watched::start());
+    Filled::new(&pool, 1 << 20, 1).free(&pool);
+    let watched = Watched::start();
+    std::thread::scope(|scope| {
+        scope.spawn(|| Filled::new(&pool, 3 << 20, 1).free(&pool));
+    });
+    assert_eq!(watched.finish(), RunBuffers::default());
+}
+
+#[test]
 fn reserved_blocks_are_not_kept() {
     let pool = pool(64 * MIB);
     let reserved = Filled::new(&pool, 1 << 20, 5);
