@@ -70,6 +70,7 @@ pub(crate) async fn service() -> anyhow::Result<Service> {
             },
             moves: Arc::default(),
             loaders: Background::new("load", 1),
+            quick_loaders: Background::with_niceness("load", 1, 0),
             populators: Background::new("populate", 1),
             preparers: Background::new("prepare", 1),
         },

@@ -1,5 +1,5 @@
-//! Work that gives way: building sessions, bringing weights in, packing and preparing run below
-//! the threads that answer requests.
+//! Work that gives way: building sessions, unless that is known to be quick, bringing weights in,
+//! packing and preparing run below the threads that answer requests.
 
 #[cfg(test)]
 mod tests;

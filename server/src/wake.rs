@@ -1,7 +1,7 @@
 //! What waking and falling asleep share over all models: the prepared store, the memory budget,
 //! the threads that work in the background, and which mechanisms are switched on.
 
-mod populate;
+pub(crate) mod populate;
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -42,6 +42,8 @@ pub struct Wake {
     pub moves: Arc<Moves>,
     /// Builds sessions.
     pub loaders: Background,
+    /// Builds those that are known to take a moment only, and does not give way.
+    pub quick_loaders: Background,
     /// Brings weights in.
     pub populators: Background,
     /// Prepares models and packs weights, one at a time.
@@ -82,6 +84,7 @@ impl Wake {
             },
             moves: Arc::default(),
             loaders: Background::new("load", load_threads),
+            quick_loaders: Background::with_niceness("load", load_threads, 0),
             populators: Background::new(
                 "populate",
                 cores.clamp(*POPULATORS.start(), *POPULATORS.end()),
@@ -106,8 +109,13 @@ impl Wake {
         buffers: Arc<RunBuffers>,
         recorder: &TimelineRecorder,
     ) {
+        if buffers.0.is_empty() {
+            return;
+        }
         let (engine, recorder) = (Arc::clone(engine), recorder.clone());
+        let moves = Arc::clone(&self.moves);
         let job = self.populators.spawn(move || {
+            let _move = moves.begin();
             let stage = recorder.stage(LoadStage::Buffers);
             stage.bytes(engine.ready_buffers(&buffers));
         });

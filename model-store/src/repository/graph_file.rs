@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::time::SystemTime;
 
 use super::RepositoryError;
 use super::folder::{FileIdentity, Folder, OpenFile};
@@ -52,8 +53,10 @@ pub struct WholeFile {
 }
 
 /// What is known of a file that is all there is of a graph, as long as it stays that file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WholeFacts {
+    /// What a manifest calls the file.
+    pub location: String,
     pub identity: FileIdentity,
     pub is_steady: bool,
 }
@@ -99,12 +102,20 @@ impl GraphFile {
     /// file that was written just now may be written once more without its times telling, so of
     /// that nothing is remembered.
     pub fn describe(&self) -> Result<(GraphSummary, Option<WholeFacts>), RepositoryError> {
+        self.describe_at(SystemTime::now())
+    }
+
+    pub(super) fn describe_at(
+        &self,
+        now: SystemTime,
+    ) -> Result<(GraphSummary, Option<WholeFacts>), RepositoryError> {
         let on_disk = self.file.as_file();
-        let is_settled = on_disk.is_some_and(|file| DigestCache::settles_in(file).is_zero());
+        let is_settled = on_disk.is_some_and(|file| DigestCache::is_settled(file, now));
         let (walked, bound) = self.walk()?;
         let summary = walked.finish();
         let is_whole = bound.rewrite.is_empty() && summary.external.is_empty();
         let facts = WholeFacts {
+            location: self.name.clone(),
             identity: self.file.identity,
             is_steady: summary.is_steady,
         };

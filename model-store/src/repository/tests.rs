@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -301,13 +302,18 @@ fn a_file_that_is_known_to_be_whole_is_not_looked_through_again() {
     let graph = model(Message::new().message(5, weights)).0;
     fixture.write("m/1/model.onnx", &graph);
     let open = fixture.model().open_graph(1, "model.onnx").unwrap();
-    let (summary, facts) = open.describe().unwrap();
+    let now = open.identity().modified_ns.try_into().unwrap();
+    let now = SystemTime::UNIX_EPOCH + Duration::from_nanos(now);
+    let (summary, facts) = open.describe_at(now).unwrap();
     assert_eq!(facts, None, "it was written just now");
     let found = open.load_from_file(None).unwrap().unwrap();
     assert_eq!(found.is_steady, summary.is_steady);
+    let facts = open.describe_at(now + Duration::from_secs(60)).unwrap().1;
+    let facts = facts.unwrap();
+    assert_eq!(facts.is_steady, summary.is_steady);
     let known = WholeFacts {
-        identity: open.identity(),
         is_steady: !summary.is_steady,
+        ..facts
     };
     let found = open.load_from_file(Some(&known)).unwrap().unwrap();
     assert_eq!(found.is_steady, known.is_steady, "what was known is told");
@@ -316,10 +322,39 @@ fn a_file_that_is_known_to_be_whole_is_not_looked_through_again() {
             changed_ns: known.identity.changed_ns + 1,
             ..known.identity
         },
-        ..known
+        ..known.clone()
     };
     let found = open.load_from_file(Some(&other)).unwrap().unwrap();
     assert_eq!(found.is_steady, summary.is_steady, "of another file");
+}
+
+#[test]
+fn a_whole_file_is_called_as_its_manifest_calls_it() {
+    let fixture = Fixture::new();
+    for path in [
+        "m/1/model.onnx",
+        "m/2/sub/net.onnx",
+        "m/3/net.onnx/model.onnx",
+    ] {
+        fixture.write(path, plain_model());
+    }
+    fixture.write("m/4/model.onnx", external_model(&[("location", "w.bin")]));
+    fixture.write("m/4/w.bin", [0; 16]);
+    let later = SystemTime::now() + Duration::from_secs(60);
+    let names = ["model.onnx", "sub/net.onnx", "net.onnx", "model.onnx"];
+    for (version, name) in (1..).zip(names) {
+        let open = fixture.model().open_graph(version, name).unwrap();
+        let facts = open.describe_at(later).unwrap().1;
+        let files = open.examine().unwrap().manifest.files;
+        match facts {
+            Some(facts) => {
+                assert_eq!(facts.location, files[0].location);
+                let listed = open.open_listed(&facts.location).unwrap();
+                assert_eq!(listed.path(), open.path());
+            }
+            None => assert_eq!(files.len(), 2, "{name}"),
+        }
+    }
 }
 
 #[test]

@@ -30,12 +30,9 @@ impl Pack {
         // may write to, written under another name and renamed; nothing in this crate opens a
         // pack for writing, and removing or replacing its name leaves the mapped inode alone.
         let map = unsafe { Mmap::map(&file) }?;
-        // Reads from a cold disk in huge pages, which are faster to bring in and to map again.
-        // Where the system does not, the map is as good.
-        if let Err(error) = map.advise(Advice::HugePage) {
-            tracing::debug!(pack = %digest, %error, "no huge pages");
-        }
-        Ok(Self { digest, map, file })
+        let pack = Self { digest, map, file };
+        pack.expect_all(0..pack.len());
+        Ok(pack)
     }
 
     /// Maps a pack that another process of ours has found in the store and handed over.
@@ -62,17 +59,31 @@ impl Pack {
         self.map.get(start..end)
     }
 
+    /// Says that all of this part will be read: from a cold disk in huge pages, which are faster to
+    /// bring in and to map again.
+    pub(super) fn expect_all(&self, range: Range<u64>) {
+        self.expect(range, [Advice::Normal, Advice::HugePage]);
+    }
+
     /// Says that only some rows of this part will be read: each of its pages then comes by itself.
     /// Otherwise the first of them would bring two megabytes from the disk.
     pub(super) fn expect_rows(&self, range: Range<u64>) {
+        self.expect(range, [Advice::NoHugePage, Advice::Random]);
+    }
+
+    /// Advises on the whole pages of a part, and on the last one of the file. A wish: where the
+    /// system does otherwise, the map is as good.
+    fn expect(&self, range: Range<u64>, advices: [Advice; 2]) {
         let page = page_size() as u64;
-        // Whole pages: what is on the others is read as a whole.
         let from = range.start.next_multiple_of(page);
-        let Some((start, len)) = self.clamp(from, range.end.saturating_sub(from) / page * page)
-        else {
+        let to = match range.end >= self.len() {
+            true => self.len(),
+            false => range.end / page * page,
+        };
+        let Some((start, len)) = self.clamp(from, to.saturating_sub(from)) else {
             return;
         };
-        for advice in [Advice::NoHugePage, Advice::Random] {
+        for advice in advices {
             if let Err(error) = self.map.advise_range(advice, start, len) {
                 tracing::debug!(pack = %self.digest, %error, "pages come as the system likes");
             }

@@ -49,12 +49,12 @@ impl PreparedModel {
     /// The parts of its packs that every run of this model reads, neighbours joined: what to
     /// populate.
     pub fn spans(&self) -> Vec<(usize, Range<u64>)> {
-        self.joined(|weight| !self.is_by_rows(weight))
+        self.joined(64 << 10, |weight| !self.is_by_rows(weight))
     }
 
     /// The parts of which runs read some rows only.
     pub fn table_spans(&self) -> Vec<(usize, Range<u64>)> {
-        self.joined(|weight| self.is_by_rows(weight))
+        self.joined(0, |weight| self.is_by_rows(weight))
     }
 
     /// The weights of which runs read some rows only.
@@ -72,12 +72,20 @@ impl PreparedModel {
         })
     }
 
+    /// Equal bytes are stored once: a weight that is read as a whole may lie where a table does.
     fn is_by_rows(&self, weight: &Weight) -> bool {
-        self.facts.by_rows.contains(&weight.name)
+        let is_named = |weight: &Weight| self.facts.by_rows.contains(&weight.name);
+        let range = weight.range();
+        let overlaps = |other: &Weight| {
+            let beside = other.range();
+            other.pack == weight.pack && beside.start < range.end && range.start < beside.end
+        };
+        let mut others = self.weights.iter();
+        is_named(weight) && !others.any(|other| overlaps(other) && !is_named(other))
     }
 
-    fn joined(&self, which: impl Fn(&Weight) -> bool) -> Vec<(usize, Range<u64>)> {
-        const GAP: u64 = 64 << 10;
+    /// Ranges of weights, those joined that lie no more than `gap` apart.
+    fn joined(&self, gap: u64, which: impl Fn(&Weight) -> bool) -> Vec<(usize, Range<u64>)> {
         let mut ranges: Vec<(usize, Range<u64>)> = self
             .weights
             .iter()
@@ -88,7 +96,7 @@ impl PreparedModel {
         let mut spans: Vec<(usize, Range<u64>)> = Vec::new();
         for (pack, range) in ranges {
             match spans.last_mut() {
-                Some((last, span)) if *last == pack && range.start <= span.end + GAP => {
+                Some((last, span)) if *last == pack && range.start <= span.end + gap => {
                     span.end = span.end.max(range.end);
                 }
                 _ => spans.push((pack, range)),

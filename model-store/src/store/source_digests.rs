@@ -61,6 +61,12 @@ impl DigestCache {
         })
     }
 
+    /// Whether a file counted as unchanged since it was last written at that time.
+    pub(crate) fn is_settled(file: &File, now: SystemTime) -> bool {
+        let metadata = file.metadata();
+        metadata.is_ok_and(|metadata| Stamp::of(&metadata).is_settled(now))
+    }
+
     /// The digest of an open file, if it is known without reading the file.
     pub fn known(&self, path: &Path, file: &File) -> Option<Digest> {
         let stamp = Stamp::of(&file.metadata().ok()?);

@@ -229,6 +229,19 @@ fn weights_that_are_read_by_rows_are_not_part_of_what_every_run_reads() {
     assert_eq!(model.packs[0].bytes(last), Some(&table[198_000..]));
     assert_eq!(found.row(100), None);
     assert_eq!(model.bytes(table_weight), table);
+
+    // The same bytes under another name, read as a whole.
+    let content = PreparedContent {
+        graph: b"graph".to_vec(),
+        tensors: vec![tensor("head", &table), tensor("table", &table)],
+        facts: PreparedFacts {
+            by_rows: vec!["table".to_owned()],
+            ..PreparedFacts::default()
+        },
+    };
+    let model = draft(&store, &key("b")).commit(content).unwrap();
+    assert_eq!(model.table_spans(), []);
+    assert_eq!(model.spans(), [(0, model.weights[0].range())]);
 }
 
 #[test]

@@ -418,9 +418,9 @@ impl Registry {
                 kept.filter(|unit| unit.stage() != Stage::Retired)
                     .cloned()
                     .unwrap_or_else(|| {
-                        let whole = newest.filter(|_| versions.last() == Some(&version));
-                        let filename = spec.model_filename.clone();
-                        let reads = whole.map(|whole| Reads::only(&filename, &whole));
+                        let whole = newest.clone();
+                        let whole = whole.filter(|_| versions.last() == Some(&version));
+                        let reads = whole.as_ref().map(Reads::only);
                         Unit::new(UnitParts {
                             id: ModelId::new(Arc::clone(&model.name), version),
                             spec: Arc::clone(&spec),
@@ -428,7 +428,7 @@ impl Registry {
                                 remote: self.remote_of(model).cloned(),
                                 dir: Arc::clone(&dir),
                                 version,
-                                filename,
+                                filename: spec.model_filename.clone(),
                                 weights: config::weights_file(&spec.config).map(str::to_owned),
                                 files: stamp.files_of(version),
                                 reads: reads.map_or_else(OnceLock::new, OnceLock::from),

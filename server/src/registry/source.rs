@@ -48,9 +48,9 @@ pub(super) struct Reads {
 
 impl Reads {
     /// What a load of a graph reads that is one file.
-    pub(super) fn only(filename: &str, whole: &WholeFacts) -> Self {
+    pub(super) fn only(whole: &WholeFacts) -> Self {
         Self {
-            locations: vec![filename.to_owned()],
+            locations: vec![whole.location.clone()],
             bytes: whole.identity.size,
         }
     }

@@ -130,12 +130,16 @@ impl Unit {
         // A session with threads of its own starts them here, and they would give way for ever.
         let brings_threads =
             self.spec.session.intra_op_threads.is_some() || self.spec.session.parallel_execution;
-        let expected = self.state.lock().profile.expected_load();
-        let is_quick = expected.is_some_and(|load| load < QUICK);
-        if brings_threads || is_quick {
+        if brings_threads {
             return tokio::task::spawn_blocking(work).await.ok();
         }
-        match self.host.wake.loaders.spawn(work) {
+        let wake = &self.host.wake;
+        let expected = self.state.lock().profile.expected_load();
+        let loaders = match expected.is_some_and(|load| load < QUICK) {
+            true => &wake.quick_loaders,
+            false => &wake.loaders,
+        };
+        match loaders.spawn(work) {
             Ok(job) => job.await.ok(),
             Err(error) => {
                 tracing::error!(%error, "a load could not be started");

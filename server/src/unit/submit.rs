@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use dormouse_core::admission::{self, Outlook};
 use dormouse_core::batch::{EntryId, Waiting};
 use dormouse_core::code::ErrorCode;
+use dormouse_core::datatype::DataType;
 use dormouse_core::lifecycle::{Demand, Stage};
 use dormouse_core::order::Sequencer;
 use dormouse_core::time::Timestamp;
@@ -16,8 +18,9 @@ use super::{NotAnswered, Pending, Reply, State, Ticket, Unit};
 use crate::error::ServeError;
 use crate::limits::Limit;
 use crate::metrics::FailureReason;
-use crate::request::InferRequest;
+use crate::request::{InferRequest, Tensor};
 use crate::spans::RequestSpan;
+use crate::wake::populate::MOST_ROWS;
 
 impl Unit {
     pub(super) fn submit(&self, request: InferRequest) -> Result<Ticket<'_>, NotAnswered> {
@@ -48,7 +51,7 @@ impl Unit {
             Demand::Wait => true,
             Demand::StartLoad => {
                 state.load_for = request.span.as_ref().map(RequestSpan::context);
-                state.load_asked = request.inputs.iter().flatten().cloned().collect();
+                state.load_asked = numbers_asked(&request);
                 self.begin_load(&mut state, &mut effects, now);
                 true
             }
@@ -197,4 +200,17 @@ impl Unit {
             self.id.name
         ))
     }
+}
+
+/// The beginnings of the inputs that may name rows of a table, in memory of their own.
+fn numbers_asked(request: &InferRequest) -> Vec<Tensor> {
+    const MOST_BYTES: usize = MOST_ROWS * size_of::<i64>();
+    let is_number = |input: &&Tensor| matches!(input.datatype, DataType::Int32 | DataType::Int64);
+    let beginning = |input: &Tensor| Tensor {
+        datatype: input.datatype,
+        shape: input.shape.clone(),
+        data: Bytes::copy_from_slice(&input.data[..input.data.len().min(MOST_BYTES)]),
+    };
+    let inputs = request.inputs.iter().flatten();
+    inputs.filter(is_number).map(beginning).collect()
 }

@@ -26,7 +26,10 @@ const PAGE: u64 = 4096;
 const FIRST_ROWS: u64 = 256 << 10;
 
 /// Of a longer input no more than this is looked at: by then the whole table comes as quickly.
-const MOST_ROWS: usize = 2048;
+pub(crate) const MOST_ROWS: usize = 2048;
+
+/// Nor of a table with longer rows.
+const LONGEST_ROW: u64 = 64 << 10;
 
 /// A part of a pack that is brought in at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +44,13 @@ pub(super) struct Part {
 impl Part {
     pub(super) fn bring_in(&self, prepared: &PreparedModel) -> io::Result<()> {
         let pack = &prepared.packs[self.pack];
-        match self.waits {
-            true => pack.populate(self.from, self.length),
-            false => pack.fetch(self.from, self.length),
+        if self.waits {
+            return pack.populate(self.from, self.length);
         }
+        if let Err(error) = pack.fetch(self.from, self.length) {
+            tracing::debug!(%error, "rows could not be asked for ahead of their use");
+        }
+        Ok(())
     }
 }
 
@@ -91,6 +97,9 @@ pub(super) fn parts(prepared: &PreparedModel, asked: &[Tensor]) -> Vec<Part> {
 
 /// The pages of the rows that an input names, if all of its numbers are rows of the table.
 fn pages_of_rows(table: &Table, input: &Tensor) -> Vec<u64> {
+    if table.row_bytes > LONGEST_ROW {
+        return Vec::new();
+    }
     let rows = match input.datatype {
         DataType::Int64 => numbers(&input.data, |bytes| i64::from_le_bytes(*bytes)),
         DataType::Int32 => numbers(&input.data, |bytes| i32::from_le_bytes(*bytes).into()),
@@ -104,8 +113,8 @@ fn pages_of_rows(table: &Table, input: &Tensor) -> Vec<u64> {
         .collect()
 }
 
-/// None when one of them is negative.
-fn numbers<const N: usize>(data: &[u8], number: impl Fn(&[u8; N]) -> i64) -> Option<Vec<u64>> {
+/// Each once; none when one of them is negative.
+fn numbers<const N: usize>(data: &[u8], number: impl Fn(&[u8; N]) -> i64) -> Option<BTreeSet<u64>> {
     let elements = data.as_chunks::<N>().0.iter().take(MOST_ROWS);
     elements
         .map(|bytes| u64::try_from(number(bytes)).ok())
@@ -146,7 +155,7 @@ mod tests {
     fn rows_that_an_input_names_are_pages() {
         assert_eq!(pages(&[0]), [2]);
         assert_eq!(pages(&[1]), [2, 3]);
-        assert_eq!(pages(&[99, 0]), [74, 75, 2]);
+        assert_eq!(pages(&[99, 0, 99, 0]), [2, 74, 75]);
     }
 
     #[test]
@@ -155,6 +164,12 @@ mod tests {
         assert_eq!(pages(&[0, -1]), [0; 0]);
         let floats = input(DataType::Fp32, vec![0; 400]);
         assert_eq!(pages_of_rows(&TABLE, &floats), [0; 0]);
+        let long_rows = Table {
+            row_bytes: 100 << 20,
+            ..TABLE
+        };
+        let zero = input(DataType::Int64, vec![0; 8]);
+        assert_eq!(pages_of_rows(&long_rows, &zero), [0; 0]);
         let cut = input(DataType::Int64, vec![0; 12]);
         assert_eq!(pages_of_rows(&TABLE, &cut), [2]);
     }

@@ -21,7 +21,7 @@ const SERVERS: usize = 2;
 /// `DORMOUSE_KILL_ROUNDS` makes it more of them.
 fn rounds() -> Result<usize> {
     match std::env::var("DORMOUSE_KILL_ROUNDS") {
-        Ok(rounds) => Ok(rounds.parse()?),
+        Ok(rounds) => Ok(rounds.parse::<usize>()?.max(1)),
         Err(_) => Ok(25),
     }
 }

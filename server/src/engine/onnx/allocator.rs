@@ -51,13 +51,15 @@ pub fn release() -> u64 {
     POOL.release(|_| true)
 }
 
+/// The most that is made for a run that is yet to come: it may turn out to be a smaller one.
+const MOST_STOCKED: u64 = 256 << 20;
+
 /// Makes blocks for a run to find, those that are missing, and returns how many bytes they are.
 pub(super) fn stock(buffers: &RunBuffers) -> u64 {
-    let made = buffers
-        .0
-        .iter()
-        .map(|&(bytes, count)| POOL.stock(bytes, count));
-    made.sum()
+    let wanted = buffers.0.iter();
+    wanted.fold(0, |made, &wanted| {
+        made + POOL.stock(wanted, MOST_STOCKED.saturating_sub(made))
+    })
 }
 
 /// How much may be kept free unless the user says otherwise: a quarter of the memory there is.

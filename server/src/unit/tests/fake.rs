@@ -347,6 +347,7 @@ impl Bench {
                 },
                 moves: Arc::default(),
                 loaders: Background::new("load", 4),
+                quick_loaders: Background::with_niceness("load", 1, 0),
                 populators: Background::new("populate", 1),
                 preparers: Background::new("prepare", 1),
             },

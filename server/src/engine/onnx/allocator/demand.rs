@@ -5,14 +5,19 @@ use std::cell::Cell;
 use super::size_class;
 use crate::engine::RunBuffers;
 
+// Neither has a destructor: C++ may free blocks on a thread that is about to end.
 thread_local! {
-    static WATCHING: Cell<Option<Box<Demand>>> = const { Cell::new(None) };
+    static WATCHING: Cell<bool> = const { Cell::new(false) };
+    static DEMAND: [Cell<Demand>; size_class::COUNT] =
+        const { [const { Cell::new(Demand { live: 0, peak: 0 }) }; size_class::COUNT] };
 }
 
-/// Blocks that this thread has taken and not given back, and the most of them that there were.
+/// Blocks of one class that this thread has taken and not given back, and the most of them that
+/// there were.
+#[derive(Clone, Copy, Default)]
 struct Demand {
-    live: [u32; size_class::COUNT],
-    peak: [u32; size_class::COUNT],
+    live: u32,
+    peak: u32,
 }
 
 /// Counts what this thread allocates until it is asked for the result, or dropped.
@@ -21,53 +26,58 @@ pub(in crate::engine::onnx) struct Watched(());
 
 impl Watched {
     pub(in crate::engine::onnx) fn start() -> Self {
-        WATCHING.set(Some(Box::new(Demand {
-            live: [0; size_class::COUNT],
-            peak: [0; size_class::COUNT],
-        })));
+        DEMAND.with(|classes| {
+            for class in classes {
+                class.set(Demand::default());
+            }
+        });
+        WATCHING.set(true);
         Self(())
     }
 
     /// The blocks that were there at the same time, the largest first.
     pub(in crate::engine::onnx) fn finish(self) -> RunBuffers {
-        let Some(demand) = WATCHING.take() else {
-            return RunBuffers::default();
-        };
-        let peaks = demand.peak.iter().enumerate().rev();
-        let wanted = peaks.filter(|(_, count)| **count > 0);
-        RunBuffers(
-            wanted
-                .map(|(class, &count)| (size_class::bytes(class), count as usize))
-                .collect(),
-        )
+        DEMAND.with(|classes| {
+            let peaks = classes.iter().enumerate().rev();
+            let peaks = peaks.map(|(class, demand)| (size_class::bytes(class), demand.get().peak));
+            let wanted = peaks.filter(|&(_, peak)| peak > 0);
+            RunBuffers(wanted.map(|(bytes, peak)| (bytes, peak as usize)).collect())
+        })
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        WATCHING.set(None);
+        WATCHING.set(false);
     }
 }
 
 /// A block of this class was taken by this thread.
 pub(super) fn taken(class: usize) {
-    with(class, |live, peak| {
-        *live += 1;
-        *peak = (*peak).max(*live);
+    change(class, |demand| {
+        let live = demand.live.saturating_add(1);
+        Demand {
+            live,
+            peak: demand.peak.max(live),
+        }
     });
 }
 
 /// A block of this class was given back by this thread.
 pub(super) fn returned(class: usize) {
-    with(class, |live, _| *live = live.saturating_sub(1));
+    change(class, |demand| Demand {
+        live: demand.live.saturating_sub(1),
+        ..demand
+    });
 }
 
-fn with(class: usize, change: impl FnOnce(&mut u32, &mut u32)) {
-    let Some(mut demand) = WATCHING.take() else {
+fn change(class: usize, change: impl FnOnce(Demand) -> Demand) {
+    if !WATCHING.get() {
         return;
-    };
-    if let (Some(live), Some(peak)) = (demand.live.get_mut(class), demand.peak.get_mut(class)) {
-        change(live, peak);
     }
-    WATCHING.set(Some(demand));
+    DEMAND.with(|classes| {
+        if let Some(class) = classes.get(class) {
+            class.set(change(class.get()));
+        }
+    });
 }

@@ -153,14 +153,18 @@ impl Pool {
     }
 
     /// Puts blocks of so many bytes, header included, on their shelf until there are `count`, with
-    /// all of their pages. Returns how many bytes it took.
-    pub(super) fn stock(&self, bytes: usize, count: usize) -> u64 {
+    /// all of their pages, but no more than `most` bytes of them and none for which others would
+    /// have to go. Returns how many bytes it took.
+    pub(super) fn stock(&self, (bytes, count): (usize, usize), most: u64) -> u64 {
         let Some(class) = size_class::of(bytes) else {
             return 0;
         };
         let length = size_class::bytes(class);
         let mut stocked = 0;
         for _ in self.shelves.count(class)..count {
+            if stocked + length as u64 > most || !self.shelves.has_room(length as u64) {
+                break;
+            }
             let Some(block) = self.mapped_block(length, Home::Shelf(class), 0) else {
                 break;
             };

@@ -77,6 +77,11 @@ impl Shelves {
         None
     }
 
+    /// Whether so many bytes more can be kept.
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        self.bytes().saturating_add(bytes) <= self.limit.load(Ordering::Relaxed)
+    }
+
     /// How many blocks of this class are free.
     pub(super) fn count(&self, class: usize) -> usize {
         self.shelves

@@ -220,15 +220,15 @@ fn what_a_run_had_at_once_is_ready_for_the_next() {
     let kept = pool.stats().cached_bytes;
     pool.release(|_| true);
     let stock = || {
-        buffers
-            .0
-            .iter()
-            .map(|&(bytes, count)| pool.stock(bytes, count))
+        let each = buffers.0.iter();
+        each.map(|&wanted| pool.stock(wanted, u64::MAX))
     };
     assert_eq!(stock().sum::<u64>(), kept);
     assert_eq!(pool.stats().cached_bytes, kept);
     assert_eq!(pool.stats().live_bytes, 0);
     assert_eq!(stock().sum::<u64>(), 0, "they are there");
+    assert_eq!(pool.stock((1 << 20, 9), MIB - 1), 0, "more is not allowed");
+    assert_eq!(pool.stock((60 << 20, 1), u64::MAX), 0, "others would go");
     let taken = [1 << 20, 1 << 20, 5 << 20].map(|size| Filled::new(&pool, size, 4));
     assert_eq!(pool.stats().cached_bytes, 0, "the run found all of them");
     for block in taken {
