@@ -163,13 +163,7 @@ fn read(folder: &Arc<EntryFolder>, key: EntryKey, packs: &Packs) -> Result<Prepa
         facts,
         folder: folder.clone(),
     };
-    for (pack, span) in model.spans() {
-        // Another model may have read it by rows.
-        model.packs[pack].expect_all(span);
-    }
-    for (pack, span) in model.table_spans() {
-        model.packs[pack].expect_rows(span);
-    }
+    model.advise();
     Ok(model)
 }
 

@@ -7,6 +7,7 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 use rustix::fs::Advice as FileAdvice;
@@ -20,6 +21,8 @@ pub struct Pack {
     map: Mmap,
     /// Holds a shared lock: whoever clears the store up leaves the file alone.
     file: File,
+    /// Some of it is expected to be read by rows.
+    has_tables: AtomicBool,
 }
 
 impl Pack {
@@ -30,7 +33,12 @@ impl Pack {
         // may write to, written under another name and renamed; nothing in this crate opens a
         // pack for writing, and removing or replacing its name leaves the mapped inode alone.
         let map = unsafe { Mmap::map(&file) }?;
-        let pack = Self { digest, map, file };
+        let pack = Self {
+            digest,
+            map,
+            file,
+            has_tables: AtomicBool::new(false),
+        };
         pack.expect_all(0..pack.len());
         Ok(pack)
     }
@@ -65,9 +73,15 @@ impl Pack {
         self.expect(range, [Advice::Normal, Advice::HugePage]);
     }
 
+    /// Whether that was ever said otherwise of a part.
+    pub(super) fn has_tables(&self) -> bool {
+        self.has_tables.load(Ordering::Relaxed)
+    }
+
     /// Says that only some rows of this part will be read: each of its pages then comes by itself.
     /// Otherwise the first of them would bring two megabytes from the disk.
     pub(super) fn expect_rows(&self, range: Range<u64>) {
+        self.has_tables.store(true, Ordering::Relaxed);
         self.expect(range, [Advice::NoHugePage, Advice::Random]);
     }
 

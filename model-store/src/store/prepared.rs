@@ -57,6 +57,21 @@ impl PreparedModel {
         self.joined(0, |weight| self.is_by_rows(weight))
     }
 
+    /// Tells the system how the packs will be read. They are mapped to be read as a whole.
+    pub(super) fn advise(&self) {
+        if self.packs.iter().any(|pack| pack.has_tables()) {
+            // Of another model, which may read by rows what this one reads as a whole.
+            for (pack, span) in self.spans() {
+                self.packs[pack].expect_all(span);
+            }
+        }
+        if !self.facts.by_rows.is_empty() {
+            for (pack, span) in self.table_spans() {
+                self.packs[pack].expect_rows(span);
+            }
+        }
+    }
+
     /// The weights of which runs read some rows only.
     pub fn tables(&self) -> impl Iterator<Item = Table> {
         let tables = self.weights.iter().filter(|weight| self.is_by_rows(weight));
