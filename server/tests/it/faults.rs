@@ -22,7 +22,7 @@ const SERVERS: usize = 2;
 fn rounds() -> Result<usize> {
     match std::env::var("DORMOUSE_KILL_ROUNDS") {
         Ok(rounds) => Ok(rounds.parse::<usize>()?.max(1)),
-        Err(_) => Ok(25),
+        Err(_) => Ok(100),
     }
 }
 /// 2 MiB of weights.
