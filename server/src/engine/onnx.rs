@@ -14,6 +14,7 @@ mod packed;
 pub(crate) mod pieces;
 mod prepared;
 mod protobuf;
+mod rest;
 mod session;
 mod session_options;
 mod status;

@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use super::allocator::{Owner, Watched};
 use super::environment::{Environment, missing};
 use super::prepared::Lent;
+use super::rest;
 use super::session_options::SessionOptions;
 use super::status::check;
 use super::value::{Input, Value, datatype, output};
@@ -72,6 +73,11 @@ impl OnnxSession {
         let env = environment.env.as_ptr();
         let mut session = ptr::null_mut();
         let packed = lent.as_ref().and_then(|lent| lent.packed.as_ref());
+        // What was prepared has its constants computed, and is packed on the pool or not at all.
+        let _working = match lent.is_some() && packed.is_none() {
+            true => rest::at_work_alone(),
+            false => rest::at_work(),
+        };
         // SAFETY: environment and options are alive, the graph is valid for its length, and
         // the external data that the options lend stays borrowed until this returns; ONNX Runtime
         // copies both (entries that would make it keep pointers are refused). Values given as
@@ -324,6 +330,7 @@ impl Session for OnnxSession {
         let watched = self.first_buffers.get().is_none().then(Watched::start);
         let api = self.environment.api;
         let run_options = stop.map_or(ptr::null(), |stop| stop.options.as_ptr().cast_const());
+        let working = rest::at_work();
         // SAFETY: the session is alive and may be run from many threads; names and values are
         // valid for the lengths given and outlive the call; `results` has a null place for each
         // output, which ONNX Runtime fills with values that are ours; the run options are alive
@@ -340,6 +347,7 @@ impl Session for OnnxSession {
                 results.as_mut_ptr(),
             )
         };
+        drop(working);
         // Owned before anything can fail, so that no path leaks one.
         let values: SmallVec<[Option<Value>; 8]> = results
             .into_iter()

@@ -94,10 +94,6 @@ impl<'a> SessionOptions<'a> {
         };
         // SAFETY: the options are alive.
         check(api, unsafe { (api.SetSessionExecutionMode)(options, mode) })?;
-        if engine.allow_spinning {
-            // Threads look for work while a run goes on, and sleep as soon as none does.
-            self.default_entry(spec, "session.force_spinning_stop", "1")?;
-        }
         // The shared pool has threads between operators only when it was asked for.
         let shared = self.environment.shared.is_some_and(|shared| {
             intra.is_none() && inter.is_none() && (!spec.parallel_execution || shared.inter > 1)
@@ -126,6 +122,11 @@ impl<'a> SessionOptions<'a> {
             "session.inter_op.allow_spinning",
         ] {
             self.default_entry(spec, key, spin)?;
+        }
+        if engine.allow_spinning {
+            // Threads look for work while a run goes on, and sleep as soon as none does; those of
+            // the shared pool are sent to rest by `rest`.
+            self.default_entry(spec, "session.force_spinning_stop", "1")?;
         }
         Ok(())
     }

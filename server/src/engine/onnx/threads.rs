@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use ort::sys;
 use parking_lot::Mutex;
 
+use super::rest;
 use super::status::check;
 use crate::engine::EngineError;
 use crate::priority;
@@ -100,6 +101,7 @@ fn start(work: Work) -> Option<JoinHandle<()>> {
         .stack_size(STACK_BYTES)
         .spawn(move || {
             priority::yield_to_requests();
+            let _timer = rest::when_idle();
             work.run();
         })
         .inspect_err(|error| tracing::error!(%error, "cannot start a thread of a pool"))
