@@ -53,7 +53,7 @@ pub(super) fn open(
         FOLDER,
     )?;
     match packing {
-        Packing::Off => options.entry("session.disable_prepacking", "1")?,
+        Packing::Off => options.unpacked()?,
         Packing::On => options.packs_in_parallel(spec)?,
     }
     for (weight, value) in model.weights.iter().zip(&values) {

@@ -8,10 +8,11 @@
 //! that sessions share.
 //!
 //! So each thread of the pool has a timer that counts the thread's own processor time. When it has
-//! run for a few milliseconds its handler looks whether anybody computes, and if not waits there
-//! until somebody does. A thread that sleeps by itself is left alone, and one that computes pays
-//! for a signal every few milliseconds.
+//! run for a few milliseconds its handler looks whether anybody computes, and if nobody did since it
+//! looked before waits there until somebody does. A thread that sleeps by itself is left alone, and
+//! one that computes pays for a signal every few milliseconds.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::mem;
 use std::ptr;
@@ -22,14 +23,21 @@ use std::time::Duration;
 /// How much processor time a thread may use before it is asked whether anybody computes. The
 /// kernel looks at its ticks only, which are 1 to 10 ms apart.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// The longest rest. Whoever uses the pool says so by [`at_work`]; if a call was forgotten it is
-/// slow instead of stuck.
-const LONGEST_REST: Duration = Duration::from_millis(250);
+/// The longest rest. ONNX Runtime's count of rounds goes on after it: a call is followed by some
+/// milliseconds of looking for work now and, at most, the same again after this time.
+const LONGEST_REST: Duration = Duration::from_secs(10);
 
 /// How many calls that may use the pool are under way; threads at rest wait for it to change.
 static CALLS: AtomicU32 = AtomicU32::new(0);
+/// How many were ever begun.
+static BEGUN: AtomicU32 = AtomicU32::new(0);
 /// Threads at rest, or about to be.
 static RESTING: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// What [`BEGUN`] was when this thread's timer last found that nobody computes.
+    static SEEN: Cell<u32> = const { Cell::new(0) };
+}
 
 /// While it lives threads of the pool work, and look for work.
 #[must_use]
@@ -49,6 +57,7 @@ pub(super) fn at_work() -> AtWork {
 
 /// As [`at_work`], for a call that has nothing to speak of for the pool: who rests is left to it.
 pub(super) fn at_work_alone() -> AtWork {
+    BEGUN.fetch_add(1, Ordering::SeqCst);
     CALLS.fetch_add(1, Ordering::SeqCst);
     AtWork(())
 }
@@ -145,17 +154,20 @@ fn signal() -> Option<c_int> {
     })
 }
 
-/// Waits until somebody computes. Within a signal handler, so nothing but atomics and system calls.
+/// Waits until somebody computes. Within a signal handler, so nothing but atomics, a number of this
+/// thread's own and system calls.
 ///
-/// The thread may have been interrupted anywhere, but only while no call is under way, and then all
-/// it does is look into queues: nobody waits for it, and the next call lets it go on first.
+/// The thread has used its patience up since the last call, so it has long ended what that gave it:
+/// all it does is look into the pool's queues. Nobody but a call waits for these, and a call that has
+/// work lets it go on first.
 #[expect(unsafe_code, reason = "waits by system calls and keeps errno")]
 extern "C" fn rest(_signal: c_int) {
-    if CALLS.load(Ordering::SeqCst) > 0 {
+    let begun = BEGUN.load(Ordering::SeqCst);
+    if CALLS.load(Ordering::SeqCst) > 0 || SEEN.replace(begun) != begun {
         return;
     }
     let longest = libc::timespec {
-        tv_sec: 0,
+        tv_sec: LONGEST_REST.as_secs() as libc::time_t,
         tv_nsec: LONGEST_REST.subsec_nanos().into(),
     };
     RESTING.fetch_add(1, Ordering::SeqCst);
@@ -194,6 +206,8 @@ fn wake_all() {
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicU64};
+
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -238,26 +252,44 @@ mod tests {
         }
     }
 
-    fn until(mut reached: impl FnMut() -> bool) {
+    /// So that a failure is one, and does not hang.
+    const PATIENCE_OF_TESTS: Duration = Duration::from_secs(120);
+
+    fn until(what: &str, mut reached: impl FnMut() -> bool) {
+        let started = Instant::now();
         while !reached() {
+            assert!(
+                started.elapsed() < PATIENCE_OF_TESTS,
+                "waited in vain: {what}"
+            );
             std::thread::yield_now();
         }
     }
 
-    /// One test: the counters are the process's.
+    /// Waits until a thread makes no more rounds while others run.
+    fn until_at_rest(seeker: &Seeker) {
+        let (mut rounds, mut looks) = (seeker.rounds(), 0);
+        until("a thread rests", || {
+            let now = seeker.rounds();
+            looks = if now == rounds { looks + 1 } else { 0 };
+            rounds = now;
+            looks > 100_000 && RESTING.load(Ordering::SeqCst) > 0
+        });
+    }
+
+    /// One test: the counters are the process's, and other tests compute at times.
     #[test]
     fn threads_rest_while_nobody_computes_and_go_on_when_somebody_does() {
         let seekers = [Seeker::start(), Seeker::start()];
-        // Other tests of this process compute, too; between them it is quiet.
-        until(|| RESTING.load(Ordering::SeqCst) >= 2);
+        seekers.iter().for_each(until_at_rest);
 
         let working = at_work();
         for seeker in &seekers {
             let before = seeker.rounds();
-            // More than a timer's time of it: nobody who has something to wait for is put to rest.
-            until(|| seeker.rounds() > before + 10_000_000);
+            // More than its timer's time: nobody rests while there may be something to do.
+            until("a thread goes on", || seeker.rounds() > before + 10_000_000);
         }
         drop(working);
-        until(|| RESTING.load(Ordering::SeqCst) >= 2);
+        seekers.iter().for_each(until_at_rest);
     }
 }

@@ -73,11 +73,7 @@ impl OnnxSession {
         let env = environment.env.as_ptr();
         let mut session = ptr::null_mut();
         let packed = lent.as_ref().and_then(|lent| lent.packed.as_ref());
-        // What was prepared has its constants computed, and is packed on the pool or not at all.
-        let _working = match lent.is_some() && packed.is_none() {
-            true => rest::at_work_alone(),
-            false => rest::at_work(),
-        };
+        let _working = options.at_work();
         // SAFETY: environment and options are alive, the graph is valid for its length, and
         // the external data that the options lend stays borrowed until this returns; ONNX Runtime
         // copies both (entries that would make it keep pointers are refused). Values given as
@@ -412,6 +408,8 @@ impl Session for OnnxSession {
 impl Drop for OnnxSession {
     #[expect(unsafe_code, reason = "closes a session of the C API")]
     fn drop(&mut self) {
+        // One with threads of its own waits for their end.
+        let _working = rest::at_work();
         // SAFETY: owned, released once; runs borrow the session, so none is under way.
         unsafe { (self.environment.api.ReleaseSession)(self.session.as_ptr()) }
         self.owner.leave();

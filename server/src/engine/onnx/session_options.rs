@@ -11,6 +11,7 @@ use ort::sys;
 
 use super::OnnxOptions;
 use super::environment::{Environment, c_int, missing};
+use super::rest::{self, AtWork};
 use super::status::check;
 use super::threads;
 use super::value::Value;
@@ -36,6 +37,8 @@ const REFUSED: &[(&str, &str)] = &[
 pub(super) struct SessionOptions<'a> {
     environment: &'static Environment,
     options: NonNull<sys::OrtSessionOptions>,
+    /// Building a session computes constants or packs weights.
+    has_work_for_pool: bool,
     _external: PhantomData<&'a [u8]>,
 }
 
@@ -76,6 +79,7 @@ impl<'a> SessionOptions<'a> {
         Ok(Self {
             environment,
             options: NonNull::new(options).ok_or_else(|| missing("session options"))?,
+            has_work_for_pool: true,
             _external: PhantomData,
         })
     }
@@ -206,6 +210,20 @@ impl<'a> SessionOptions<'a> {
                 value.ptr.as_ptr().cast_const(),
             )
         })
+    }
+
+    /// Leaves weights as they are. Of a graph that is taken as it is nothing is left to compute.
+    pub(super) fn unpacked(&mut self) -> Result<(), EngineError> {
+        self.has_work_for_pool = false;
+        self.entry("session.disable_prepacking", "1")
+    }
+
+    /// Says that a session is being built from these options.
+    pub(super) fn at_work(&self) -> AtWork {
+        match self.has_work_for_pool {
+            true => rest::at_work(),
+            false => rest::at_work_alone(),
+        }
     }
 
     /// Packs weights on all threads of the pool; by default one thread does it all.
