@@ -29,6 +29,10 @@ pub(super) const CALLERS: usize = 4;
 /// down for a while then meets both.
 const TURNS: usize = 3;
 
+/// Between two turns. Threads of a plain session look for work for some 45 ms after its last run, and
+/// would take a processor from whoever is measured next.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// How long a background preparation is waited for; some models have none.
 const PREPARATION: Duration = Duration::from_secs(90);
 
@@ -306,20 +310,19 @@ impl Bench {
             }
         }
         let time = seconds / TURNS as u32;
-        // Threads of a plain session look for work for some 45 ms after its last run: without a pause
-        // they would take a processor from whoever is measured next.
+        quiet().await?;
         for _ in 0..repetitions * TURNS {
-            quiet().await?;
             let plain = self.plain_rate(&session, 1, time).await?;
             figures.steady_plain.push(plain);
-            quiet().await?;
+            tokio::time::sleep(PAUSE).await;
             figures.steady.push(self.live_rate(&live, 1, time).await?);
-            quiet().await?;
+            tokio::time::sleep(PAUSE).await;
             let plain = self.plain_rate(&session, CALLERS, time).await?;
             figures.throughput_plain.push(plain);
-            quiet().await?;
+            tokio::time::sleep(PAUSE).await;
             let served = self.live_rate(&live, CALLERS, time).await?;
             figures.throughput.push(served);
+            tokio::time::sleep(PAUSE).await;
         }
         live.stop().await;
         Ok(())
