@@ -23,8 +23,9 @@ use std::time::Duration;
 /// How much processor time a thread may use before it is asked whether anybody computes. The
 /// kernel looks at its ticks only, which are 1 to 10 ms apart.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// The longest rest. ONNX Runtime's count of rounds goes on after it: a call is followed by some
-/// milliseconds of looking for work now and, at most, the same again after this time.
+/// The longest rest: a call that was forgotten is slow instead of stuck. ONNX Runtime's count of rounds
+/// goes on after it, so a thread that nobody calls looks for work a few times more, some milliseconds
+/// each, until the count is up and it sleeps by itself.
 const LONGEST_REST: Duration = Duration::from_secs(10);
 
 /// How many calls that may use the pool are under way; threads at rest wait for it to change.
