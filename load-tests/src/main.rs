@@ -3,10 +3,12 @@
 //! end by themselves. What is only simulated says so.
 
 mod bars;
+mod burst;
 mod compare;
 mod density;
 mod drive;
 mod echo;
+mod frames;
 mod give_back;
 mod hostile;
 mod isolation;
@@ -28,6 +30,7 @@ mod simulate;
 mod soak;
 mod storm;
 mod table;
+mod ticks;
 mod trace;
 mod undisturbed;
 mod victim;

@@ -54,6 +54,11 @@ impl Outside {
         self.process.url()
     }
 
+    /// The same, without a scheme.
+    pub(crate) fn address(&self) -> &str {
+        self.process.grpc()
+    }
+
     /// Another connection.
     pub(crate) async fn connect(&self) -> Result<Client> {
         connect(&self.process.url()).await

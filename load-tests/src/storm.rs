@@ -1,23 +1,17 @@
 //! Very many requests at once for a model that sleeps.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
-use tokio::time::Instant;
 
 use crate::bars::Bar;
+use crate::burst::{Burst, Outcome};
 use crate::models::{self, BenchModel};
 use crate::outside::{Outside, prepare_store, store_note};
 use crate::record::{Findings, ReportArgs, Started};
 use crate::samples::{Samples, times};
 use crate::table::Titled;
 
-/// Requests per connection; HTTP/2 servers allow about a hundred at a time.
-const PER_CONNECTION: usize = 50;
 /// How much later than that of a single request the first answer of a storm may come.
 const MOST_OF_SINGLE: f64 = 1.1;
 
@@ -49,7 +43,7 @@ pub(crate) struct StormFigures {
     single: Samples,
     first: Samples,
     last: Samples,
-    /// Of the first answer, as the server saw it: its load, and its wait and run from its arrival.
+    /// Of the first answer, as the server saw it: its load, and its run with the time to its start.
     first_load: Samples,
     first_waited: Samples,
     first_run: Samples,
@@ -91,59 +85,56 @@ pub(crate) async fn run(args: StormArgs) -> Result<()> {
     started.record(figures).publish(&args.report)
 }
 
+/// The time to the answer of one request.
 async fn single(server: &Outside, model: &BenchModel, figures: &mut StormFigures) -> Result<()> {
-    server.quiet().await?;
-    let asked = Instant::now();
-    server.client.infer(model.request(&model.name)).await?;
-    figures.single.push_millis(asked.elapsed());
+    let answers = released(server, model, 1).await?;
+    for took in answers.iter().flatten() {
+        figures.single.push_millis(*took);
+    }
+    figures.note_errors(answers);
     server.asleep(&model.name).await
 }
 
 async fn storm(server: &Outside, model: &BenchModel, figures: &mut StormFigures) -> Result<()> {
-    let (release, released) = watch::channel(None::<Instant>);
-    let mut calls = JoinSet::new();
-    let mut client = server.connect().await?;
-    for index in 0..figures.requests {
-        if index % PER_CONNECTION == 0 {
-            client = server.connect().await?;
-        }
-        let client = client.clone();
-        let request = model
-            .request(&model.name)
-            .deadline(Duration::from_secs(280));
-        let mut released = released.clone();
-        calls.spawn(async move {
-            // Fails only when the sender is gone, which outlives the calls.
-            let _ = released.wait_for(Option::is_some).await;
-            let started = (*released.borrow()).unwrap_or_else(Instant::now);
-            let response = client.infer(request).await?;
-            anyhow::Ok((started.elapsed(), response.timing().cloned()))
-        });
-    }
-    server.quiet().await?;
     let before = server.metric("dormouse_loads_total", &[]).await?;
-    release.send_replace(Some(Instant::now()));
-    let mut answered = Vec::new();
-    while let Some(call) = calls.join_next().await {
-        match call? {
-            Ok(answer) => answered.push(answer),
-            Err(error) => figures.errors.push(error.to_string()),
-        }
-    }
-    answered.sort_by_key(|(took, _)| *took);
-    if let (Some((first, cold)), Some((last, _))) = (answered.first(), answered.last()) {
-        figures.first.push_millis(*first);
-        figures.last.push_millis(*last);
-        if let Some(cold) = cold {
-            let request = cold.request.unwrap_or_default();
-            figures.first_load.push_millis(cold.total);
-            figures.first_waited.push_millis(request.waited);
-            figures.first_run.push_millis(request.run);
-        }
-    }
+    let answers = released(server, model, figures.requests).await?;
     let loads = server.metric("dormouse_loads_total", &[]).await? - before;
     figures.loads.push(loads);
+    let answered = || answers.iter().flatten();
+    if let (Some(first), Some(last)) = (answered().min(), answered().max()) {
+        figures.first.push_millis(*first);
+        figures.last.push_millis(*last);
+    }
+    figures.note_errors(answers);
+    let woken = server.client.cold_starts(&model.name, "").await?;
+    let latest = woken
+        .iter()
+        .filter_map(|version| version.cold_starts.last());
+    if let Some(latest) = latest.last() {
+        figures.first_load.push_millis(latest.total);
+        let mut stages = latest.stages.iter();
+        if let Some(run) = stages.find(|stage| stage.name == "first-run") {
+            figures
+                .first_waited
+                .push_millis(run.start.unwrap_or_default());
+            figures.first_run.push_millis(run.duration);
+        }
+    }
     server.asleep(&model.name).await
+}
+
+/// What becomes of so many requests at once, when the server has nothing else to do.
+async fn released(server: &Outside, model: &BenchModel, requests: usize) -> Result<Vec<Outcome>> {
+    let burst = Burst::connect(server.address(), model, requests).await?;
+    server.quiet().await?;
+    burst.release().await
+}
+
+impl StormFigures {
+    fn note_errors(&mut self, answers: Vec<Outcome>) {
+        self.errors
+            .extend(answers.into_iter().filter_map(Result::err));
+    }
 }
 
 impl Findings for StormFigures {
@@ -170,7 +161,10 @@ impl Findings for StormFigures {
                 row("first answer of a storm, ms", self.first.cell()),
                 row("first/single", times(self.first.over(&self.single))),
                 row("of the first answer: loading, ms", self.first_load.cell()),
-                row("of the first answer: waiting, ms", self.first_waited.cell()),
+                row(
+                    "of the first answer: until its run, ms",
+                    self.first_waited.cell(),
+                ),
                 row("of the first answer: running, ms", self.first_run.cell()),
                 row(
                     "last answer of a storm, s",

@@ -8,7 +8,7 @@ use clap::Args;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::Instant;
 
 use crate::bars::Bar;
 use crate::models::{self, BenchModel, parameter};
@@ -16,6 +16,7 @@ use crate::outside::{Outside, connect, prepare_store, store_note};
 use crate::record::{Findings, ReportArgs, Started};
 use crate::samples::{Samples, times};
 use crate::table::Titled;
+use crate::ticks::{Ticks, in_real_time};
 
 /// How many times its p99 alone a model's p99 may be while another one wakes and sleeps.
 const MOST_OF_ALONE: f64 = 1.5;
@@ -23,7 +24,8 @@ const MOST_OF_ALONE: f64 = 1.5;
 /// Latency of a small model under steady load, alone and while a 1.3 GB model wakes and sleeps.
 ///
 /// Requests are sent at a fixed rate whatever becomes of them, and timed from the moment they were
-/// planned for. Both situations take turns. Takes about 3 minutes.
+/// planned for. Who sends them runs in real time where that is allowed, as if it were on a machine of
+/// its own. Both situations take turns. Takes about 3 minutes.
 #[derive(Args, Debug)]
 pub(crate) struct UndisturbedArgs {
     /// Model that wakes and sleeps
@@ -65,6 +67,8 @@ pub(crate) struct UndisturbedFigures {
     large: String,
     rate: f64,
     store: String,
+    /// Whether requests were sent in real time.
+    in_real_time: bool,
     alone: Latency,
     disturbed: Latency,
 }
@@ -100,6 +104,7 @@ pub(crate) async fn run(args: UndisturbedArgs) -> Result<()> {
         large: large.name.clone(),
         rate: args.rate,
         store: store_note(entries, 2),
+        in_real_time: std::thread::spawn(in_real_time).join().unwrap_or(false),
         alone: Latency::default(),
         disturbed: Latency::default(),
     };
@@ -169,10 +174,11 @@ impl Load {
         // One thread ticks, sends and receives: it is to measure the server's delays, and each of
         // its own threads that has to wake another would add one.
         let load = self.clone();
-        let measuring = tokio::task::spawn_blocking(move || {
-            let mut runtime = tokio::runtime::Builder::new_current_thread();
-            let runtime = runtime.enable_all().build()?;
-            runtime.block_on(load.send_and_receive())
+        let (ended, measuring) = tokio::sync::oneshot::channel();
+        std::thread::spawn(move || {
+            let measured = load.on_this_thread();
+            // Nobody waits any more when the measurement was given up.
+            drop(ended.send(measured));
         });
         let measured = measuring.await.context("the generator panicked")??;
         let millis = |histogram: &Histogram<u64>, quantile| {
@@ -188,15 +194,21 @@ impl Load {
         Ok(())
     }
 
+    fn on_this_thread(&self) -> Result<Measured> {
+        let _ = in_real_time();
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build()?;
+        runtime.block_on(self.send_and_receive())
+    }
+
     async fn send_and_receive(&self) -> Result<Measured> {
         let client = connect(&self.server).await?;
         client.infer(self.small.request(&self.small.name)).await?;
-        let mut ticks = tokio::time::interval(self.period);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        let mut ticks = Ticks::every(self.period)?;
         let started = Instant::now();
         let mut calls = JoinSet::new();
         loop {
-            let planned = ticks.tick().await;
+            let planned = ticks.tick().await?;
             if started.elapsed() >= self.time {
                 break;
             }
@@ -238,9 +250,15 @@ impl Findings for UndisturbedFigures {
     fn about(&self) -> String {
         format!(
             "A small model is asked {} times per second, alone and while {} wakes and sleeps, in \
-             turns; latency from the moment a request was due; {}. Ratios are medians over \
+             turns; latency from the moment a request was due, sent {}; {}. Ratios are medians over \
              the repetitions.",
-            self.rate, self.large, self.store
+            self.rate,
+            self.large,
+            match self.in_real_time {
+                true => "in real time",
+                false => "by a thread of usual priority",
+            },
+            self.store
         )
     }
 

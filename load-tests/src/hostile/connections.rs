@@ -12,8 +12,9 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{HostileArgs, Shown, TIMES, frames, greets, guests, until_hung_up};
+use super::{HostileArgs, Shown, TIMES, greets, guests, until_hung_up};
 use crate::bars::Bar;
+use crate::frames;
 use crate::victim::Victim;
 
 const MODEL: &str = "mlp";
@@ -64,7 +65,7 @@ impl Kind {
             Self::HalfAPreface => b"PRI * HTTP".to_vec(),
             Self::Greeting => greeting,
             Self::HalfAHeader => {
-                let head = frames::head(address);
+                let head = frames::head(address, "ServerLive");
                 let flags = frames::END_HEADERS | frames::END_STREAM;
                 frames::frame(&mut greeting, (frames::HEADERS, flags), 1, &head);
                 greeting.truncate(greeting.len() - head.len() / 2);

