@@ -13,6 +13,7 @@ use dormouse_core::time::Timestamp;
 use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Clock;
+use crate::priority::ahead;
 
 /// Something that wants to be called at a time. The call must be short.
 pub trait Ring: Send + Sync {
@@ -132,6 +133,13 @@ fn run(shared: &Shared) {
     let mut queue = shared.queue.lock();
     while !queue.closed {
         let now = shared.clock.now();
+        if queue
+            .entries
+            .peek()
+            .is_none_or(|Reverse(first)| first.at > now)
+        {
+            ahead::before_wait();
+        }
         match queue.entries.peek() {
             None => shared.changed.wait(&mut queue),
             Some(Reverse(first)) if first.at > now => {

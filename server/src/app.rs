@@ -26,6 +26,7 @@ use crate::frontend::management;
 use crate::guard::{Guard, GuardError, Listener};
 use crate::host::Host;
 use crate::metrics::Metrics;
+use crate::priority::ahead;
 use crate::runtime_library;
 use crate::service::{LoadOverrides, Readiness, Service};
 use crate::spans::{Exporter, ExporterError};
@@ -51,6 +52,8 @@ pub enum StartError {
     Guard(#[from] GuardError),
     #[error(transparent)]
     Grpc(#[from] grpc::GrpcError),
+    #[error(transparent)]
+    Priority(#[from] ahead::NotAllowed),
     #[error("cannot use a webhook: {0}")]
     Webhook(#[from] WebhookError),
     #[error(transparent)]
@@ -120,6 +123,7 @@ impl Server {
         engine: Arc<dyn Engine>,
         sockets: Sockets,
     ) -> Result<Self, StartError> {
+        ahead::set_up(config.request_priority)?;
         let clock = Clock::start();
         let alarm = Alarm::spawn(clock)?;
         let metrics = Metrics::new()?;

@@ -72,6 +72,19 @@ pub enum LogFormat {
     Json,
 }
 
+/// What threads that take requests are to those that compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RequestPriority {
+    /// In real time where the system allows that.
+    #[default]
+    Auto,
+    /// In real time; the server does not start without.
+    Realtime,
+    /// As any other thread.
+    Normal,
+}
+
 /// Settings of the ONNX Runtime engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineConfig {
@@ -99,6 +112,7 @@ pub struct Limits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub server_id: String,
+    pub request_priority: RequestPriority,
     /// Folders, and addresses of remote repositories.
     pub repositories: Vec<PathBuf>,
     pub remote: RemoteConfig,
@@ -343,6 +357,10 @@ impl Config {
             return Err(invalid("lifecycle.idle_after", "must be longer than 0s"));
         }
         Ok(Self {
+            request_priority: args
+                .request_priority
+                .or(file.request_priority)
+                .unwrap_or_default(),
             server_id: args
                 .id
                 .clone()

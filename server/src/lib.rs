@@ -44,6 +44,7 @@ mod signature;
 pub mod spans;
 pub mod stats;
 pub mod telemetry;
+mod thread_timer;
 pub mod timeline;
 pub mod trace_settings;
 pub mod unit;

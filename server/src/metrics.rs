@@ -28,6 +28,7 @@ pub use self::unit::{FailureReason, Phase, UnitMetrics};
 use crate::engine::onnx::allocator;
 use crate::isolation::Cause;
 use crate::memory;
+use crate::priority::ahead;
 use crate::residency::Evictions;
 
 pub use self::sequences::SequenceMeter;
@@ -123,6 +124,7 @@ pub struct ServerMetrics {
     cpu_memory_total: Gauge,
     cpu_memory_used: Gauge,
     cpu_utilization: Gauge,
+    request_threads_put_back: Counter,
 }
 
 /// Metrics of processes that models run in.
@@ -218,6 +220,7 @@ impl Metrics {
             cpu_memory_total: gauge("nv_cpu_memory_total_bytes"),
             cpu_memory_used: gauge("nv_cpu_memory_used_bytes"),
             cpu_utilization: gauge("nv_cpu_utilization"),
+            request_threads_put_back: counter("dormouse_request_threads_put_back_total"),
         };
         Ok(Self {
             recorder: Arc::new(recorder),
@@ -348,6 +351,8 @@ impl Metrics {
             self.server.resident_bytes.set(bytes as f64);
         }
         limits::tell(&self.limits);
+        let put_back = ahead::put_back();
+        self.server.request_threads_put_back.absolute(put_back);
         let engine = allocator::stats();
         self.server.engine_live_bytes.set(engine.live_bytes as f64);
         self.server

@@ -1,6 +1,9 @@
 //! Work that gives way: building sessions, unless that is known to be quick, bringing weights in,
-//! packing and preparing run below the threads that answer requests.
+//! packing and preparing run below the threads that answer requests, which go ahead of all that
+//! computes where that is allowed.
 
+pub mod ahead;
+pub mod courtesy;
 #[cfg(test)]
 mod tests;
 
@@ -33,7 +36,7 @@ const MOST_WAITING: usize = 4096;
 /// A thread that has stepped back cannot come forward again without privilege, and threads it
 /// starts begin where it stands. So a job must not start anything that lives on, nor call what
 /// may start a thread for a request: it returns its result through its [`Job`], and whoever
-/// awaits that goes on at full priority.
+/// awaits that goes on at full priority. Jobs that step back by nothing may do what they like.
 #[derive(Clone)]
 pub struct Background {
     shared: Arc<Shared>,

@@ -147,6 +147,8 @@ struct State {
     /// Present when answers must leave in the order the requests came.
     order: Option<Sequencer<Answer>>,
     load_started: Option<Timestamp>,
+    /// When its last load or unparking began, until the first run after it has ended.
+    waking_since: Option<Timestamp>,
     /// The inputs of the request that the load is for, until it looked at them.
     load_asked: Vec<Tensor>,
     /// The request that the load is for, if it is recorded.
@@ -267,6 +269,7 @@ impl Unit {
             first_buffers: None,
             order: preserves_order.then(Sequencer::default),
             load_started: None,
+            waking_since: None,
             load_asked: Vec::new(),
             load_for: None,
             load_error: None,

@@ -22,3 +22,4 @@ pub mod shape;
 pub mod side_by_side;
 pub mod time;
 pub mod upgrade;
+pub mod urgency;

@@ -13,7 +13,7 @@ use crate::config::isolation::IsolationArgs;
 use crate::config::remote::RemoteArgs;
 use crate::config::tracing::TracingArgs;
 use crate::config::wake::WakeArgs;
-use crate::config::{LogFormat, parse_span};
+use crate::config::{LogFormat, RequestPriority, parse_span};
 
 /// Flags of `dormouse serve`. A flag wins over its environment variable, that over the file.
 #[derive(Args, Clone, Debug, Default)]
@@ -24,6 +24,16 @@ pub struct ServeArgs {
     /// Name of this server, as its metadata tells it
     #[arg(long, value_name = "NAME", env = "DORMOUSE_ID")]
     pub id: Option<String>,
+    /// Whether threads that take requests go ahead of those that compute: in real time where the
+    /// system allows it (auto), in real time or not at all (realtime), or like any other (normal)
+    /// [default: auto]
+    #[arg(
+        long,
+        value_name = "PRIORITY",
+        env = "DORMOUSE_REQUEST_PRIORITY",
+        hide_possible_values = true
+    )]
+    pub request_priority: Option<RequestPriority>,
 
     /// Directory or address (s3://, gs://, as://, https://) with one folder per model; may be given
     /// several times

@@ -14,7 +14,7 @@ use super::isolation::IsolationSection;
 use super::tracing::TracingSection;
 use super::wake::{LifecycleSection, StoreSection};
 use super::webhooks::WebhookSection;
-use super::{ConfigError, LogFormat};
+use super::{ConfigError, LogFormat, RequestPriority};
 use crate::guard::QuotaSection;
 
 /// A server's configuration file. Every field is optional and every unknown one refused.
@@ -22,6 +22,7 @@ use crate::guard::QuotaSection;
 #[serde(deny_unknown_fields, default)]
 pub struct FileConfig {
     pub id: Option<String>,
+    pub request_priority: Option<RequestPriority>,
     pub repository: RepositorySection,
     pub http: HttpSection,
     pub grpc: GrpcSection,

@@ -15,6 +15,7 @@ use super::{NotAnswered, Pending, Reply, State, Unit};
 use crate::alarm::Ring;
 use crate::error::ServeError;
 use crate::metrics::FailureReason;
+use crate::priority::courtesy;
 use crate::request::InferResponse;
 
 /// An answer on its way to whoever asked.
@@ -91,6 +92,7 @@ impl Unit {
 
     pub(super) fn begin_load(&self, state: &mut State, effects: &mut Effects, now: Timestamp) {
         state.load_started = Some(now);
+        state.waking_since = Some(now);
         effects.start_load = Some(state.lifecycle.is_anticipating());
     }
 
@@ -135,11 +137,15 @@ impl Unit {
             retired,
             alarm_at,
         } = effects;
+        let has_answers = !answers.is_empty();
         for answer in answers {
             // A closed channel is a caller that left; it was counted when it left.
             let _ = answer
                 .reply
                 .send(answer.result.map_err(NotAnswered::Failed));
+        }
+        if has_answers {
+            courtesy::end();
         }
         for pending in sent_on {
             let _ = pending

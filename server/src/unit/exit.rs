@@ -119,6 +119,7 @@ impl Unit {
         recorder.finish(false);
         self.counters.woke(recorder.clone());
         state.timeline = Some(recorder);
+        state.waking_since = Some(self.host.clock.now());
         self.note_holding(state);
         // It holds more again, which nobody was asked for.
         effects.relieve = true;

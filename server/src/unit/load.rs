@@ -8,6 +8,7 @@ use dormouse_core::code::ErrorCode;
 use dormouse_core::lifecycle::Stage;
 use dormouse_model_store::spec::{ModelSpec, TensorSpec};
 use dormouse_model_store::store::PreparedModel;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::effects::{Effects, Failure, Place};
 use super::footprint::loading_footprint;
@@ -22,7 +23,7 @@ use crate::timeline::{ColdStart, LoadStage, LoadTimeline, TimelineRecorder};
 
 /// A load that is known to take less than this does not give way: it is over before anybody would
 /// notice, and under a storm of requests those who wait for it would wait for all to be taken in.
-const QUICK: Duration = Duration::from_millis(20);
+pub(super) const QUICK: Duration = Duration::from_millis(20);
 
 /// A session with the places of the model's tensors in it.
 #[derive(Debug)]
@@ -51,16 +52,69 @@ pub(super) enum Weights {
 
 impl Unit {
     pub(super) fn spawn_load(&self, ahead: bool) {
-        let unit = self.arc();
-        let hold = self.host.activity.hold();
         let recorder = TimelineRecorder::start(self.host.clock, &self.host.metrics, &self.id);
         if let Some(tracer) = &self.host.tracer {
             let request = self.state.lock().load_for.take();
             recorder.trace(tracer.load(&self.id, request));
         }
+        let mut course = Course {
+            ahead,
+            ..Course::default()
+        };
+        let spawned = self.starts_at_once().and_then(|permit| {
+            let (unit, recorder) = (self.arc(), recorder.clone());
+            let hold = self.host.activity.hold();
+            // Under a storm of requests a task would wait for its turn behind all of them, at the
+            // start of the load and at its end.
+            let work = move || {
+                let _hold = hold;
+                let load = AssertUnwindSafe(|| unit.load_with_retries(&recorder, &mut course));
+                let loaded = catch_unwind(load).unwrap_or_else(|_| Err(panicked().into()));
+                drop(permit);
+                match loaded {
+                    Ok(session) => unit.load_ended(recorder, Ok(session)),
+                    Err(Stopped::For(why)) => unit.load_ended(recorder, Err(why)),
+                    Err(Stopped::NeedsMemory(bytes)) => {
+                        unit.spawn_load_in_turn(recorder, course, Some(bytes));
+                    }
+                }
+            };
+            self.host.wake.quick_loaders.spawn(work).ok()
+        });
+        if spawned.is_none() {
+            self.spawn_load_in_turn(recorder, course, None);
+        }
+    }
+
+    /// A turn to load without waiting for anything or stepping back, where that is to be had.
+    fn starts_at_once(&self) -> Option<OwnedSemaphorePermit> {
+        let expected = self.state.lock().profile.expected_load();
+        let is_quick = expected.is_some_and(|load| load < QUICK);
+        if !is_quick || self.source.is_remote() || self.brings_threads() {
+            return None;
+        }
+        Arc::clone(&self.host.loads).try_acquire_owned().ok()
+    }
+
+    /// Loads in the background, once there are `needed` bytes of memory.
+    fn spawn_load_in_turn(
+        &self,
+        recorder: TimelineRecorder,
+        mut course: Course,
+        needed: Option<u64>,
+    ) {
+        let unit = self.arc();
+        let hold = self.host.activity.hold();
         self.host.runtime.spawn(async move {
             let _hold = hold;
-            let loaded = unit.load_in_turn(&recorder, ahead).await;
+            let reserved = match needed {
+                None => Ok(()),
+                Some(bytes) => unit.wait_for_memory(&recorder, &mut course, bytes).await,
+            };
+            let loaded = match reserved {
+                Ok(()) => unit.load_in_turn(&recorder, course).await,
+                Err(why) => Err(why),
+            };
             unit.load_ended(recorder, loaded);
         });
     }
@@ -69,12 +123,8 @@ impl Unit {
     async fn load_in_turn(
         &self,
         recorder: &TimelineRecorder,
-        ahead: bool,
+        mut course: Course,
     ) -> Result<Arc<OpenSession>, NotLoaded> {
-        let mut course = Course {
-            ahead,
-            ..Course::default()
-        };
         // First: others load meanwhile.
         self.fetch(recorder).await?;
         loop {
@@ -96,14 +146,30 @@ impl Unit {
                     course = so_far;
                     bytes
                 }
-                None => return Err(ServeError::internal("the loading thread panicked").into()),
+                None => return Err(panicked().into()),
             };
             // Its turn is somebody else's meanwhile, whose memory is there.
-            let _queue = recorder.stage(LoadStage::Queue);
-            let residency = &self.host.wake.residency;
-            residency.reserve(&self.arc(), bytes).await?;
-            course.reserved = bytes;
+            self.wait_for_memory(recorder, &mut course, bytes).await?;
         }
+    }
+
+    async fn wait_for_memory(
+        &self,
+        recorder: &TimelineRecorder,
+        course: &mut Course,
+        bytes: u64,
+    ) -> Result<(), NotLoaded> {
+        let _queue = recorder.stage(LoadStage::Queue);
+        let residency = &self.host.wake.residency;
+        residency.reserve(&self.arc(), bytes).await?;
+        course.reserved = bytes;
+        Ok(())
+    }
+
+    /// A session with threads of its own starts them where it is built, and they would give way
+    /// for ever on a thread that does.
+    fn brings_threads(&self) -> bool {
+        self.spec.session.intra_op_threads.is_some() || self.spec.session.parallel_execution
     }
 
     /// Brings the files here if they are elsewhere.
@@ -127,10 +193,7 @@ impl Unit {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        // A session with threads of its own starts them here, and they would give way for ever.
-        let brings_threads =
-            self.spec.session.intra_op_threads.is_some() || self.spec.session.parallel_execution;
-        if brings_threads {
+        if self.brings_threads() {
             return tokio::task::spawn_blocking(work).await.ok();
         }
         let wake = &self.host.wake;
@@ -382,6 +445,9 @@ impl Unit {
         let mut state = self.state.lock();
         state.load_started = None;
         state.load_asked.clear();
+        if loaded.is_err() {
+            state.waking_since = None;
+        }
         match loaded {
             Err(NotLoaded::NotNow) => {
                 tracing::debug!(model = %self.id.name, version = self.id.version.0, "not loaded ahead of its next call: no memory is free, or its files have changed");
@@ -505,6 +571,10 @@ impl Unit {
             bytes: timeline.stages.iter().map(|stage| stage.bytes).sum(),
         });
     }
+}
+
+fn panicked() -> ServeError {
+    ServeError::internal("the loading thread panicked")
 }
 
 /// Why a load brought no session.

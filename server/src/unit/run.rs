@@ -234,6 +234,7 @@ impl Unit {
             }
         }
         state.runs.retain(|run| run.id != id);
+        state.waking_since = None;
         self.count_at_once(&mut state, (rows, requests), ended);
         state.lifecycle.run_finished(ended);
         if let Some(lost) = lost {

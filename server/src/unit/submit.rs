@@ -13,14 +13,22 @@ use dormouse_core::time::Timestamp;
 use tokio::sync::oneshot;
 
 use super::effects::{Effects, Place};
+use super::load::QUICK;
 use super::queue::NotAccepted;
 use super::{NotAnswered, Pending, Reply, State, Ticket, Unit};
 use crate::error::ServeError;
 use crate::limits::Limit;
 use crate::metrics::FailureReason;
+use crate::priority::courtesy;
 use crate::request::{InferRequest, Tensor};
 use crate::spans::RequestSpan;
 use crate::wake::populate::MOST_ROWS;
+
+/// So many requests may be taken in while a model wakes without anybody noticing.
+const STORM: usize = 16;
+/// For so long after a model was called its storm is put off at most: others' requests may be next on
+/// the same thread.
+const COURTESY: Duration = Duration::from_millis(50);
 
 impl Unit {
     pub(super) fn submit(&self, request: InferRequest) -> Result<Ticket<'_>, NotAnswered> {
@@ -67,9 +75,14 @@ impl Unit {
             self.pump(&mut state, &mut effects, now);
         }
         self.set_alarm(&mut state, &mut effects);
+        let only_waits = queued.is_ok() && effects.start_load.is_none() && effects.runs.is_empty();
+        let gives_way = only_waits && self.is_stormed(&state, now);
         drop(state);
         // Also when the request itself was refused: a load may have been decided.
         self.perform(effects, Place::HereIfShort);
+        if gives_way {
+            courtesy::give_way();
+        }
         match queued {
             Ok((entry, receiver)) => Ok(Ticket {
                 unit: self,
@@ -79,6 +92,22 @@ impl Unit {
             }),
             Err(error) => Err(self.refused(error, received, FailureReason::Rejected)),
         }
+    }
+
+    /// Whether taking in those who wait for the model would hold its first answer up. A load that is
+    /// not quick takes longer than any storm.
+    fn is_stormed(&self, state: &State, now: Timestamp) -> bool {
+        let is_quick = || {
+            state
+                .profile
+                .expected_load()
+                .is_some_and(|load| load < QUICK)
+        };
+        state
+            .waking_since
+            .is_some_and(|since| now - since < COURTESY)
+            && state.batcher.queued() > STORM
+            && is_quick()
     }
 
     fn enqueue(

@@ -14,14 +14,13 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::mem;
-use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// How much processor time a thread may use before it is asked whether anybody computes. The
-/// kernel looks at its ticks only, which are 1 to 10 ms apart.
+use crate::thread_timer::{self, ThreadTimer};
+
+/// How much processor time a thread may use before it is asked whether anybody computes.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// The longest rest: a call that was forgotten is slow instead of stuck. ONNX Runtime's count of rounds
 /// goes on after it, so a thread that nobody calls looks for work a few times more, some milliseconds
@@ -71,88 +70,14 @@ impl Drop for AtWork {
 
 /// Has the calling thread rest when it finds nothing to do, until the guard is dropped. Where the
 /// system does not allow it the thread looks for work as long as ONNX Runtime has it do so.
-pub(super) fn when_idle() -> Option<Timer> {
-    let signal = signal()?;
-    Timer::of_this_thread(signal)
+pub(super) fn when_idle() -> Option<ThreadTimer> {
+    static SIGNAL: OnceLock<Option<c_int>> = OnceLock::new();
+    let signal = (*SIGNAL.get_or_init(|| thread_timer::take_signal(rest)))?;
+    ThreadTimer::every(PATIENCE, signal)
         .inspect_err(|error| {
             tracing::debug!(%error, "threads of the pool do not rest between runs");
         })
         .ok()
-}
-
-/// A timer of the calling thread's processor time, deleted on drop.
-#[derive(Debug)]
-pub(super) struct Timer(libc::timer_t);
-
-impl Timer {
-    #[expect(unsafe_code, reason = "creates a timer that signals this thread")]
-    fn of_this_thread(signal: c_int) -> std::io::Result<Self> {
-        let interval = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: PATIENCE.subsec_nanos().into(),
-        };
-        let times = libc::itimerspec {
-            it_interval: interval,
-            it_value: interval,
-        };
-        // SAFETY: zeroes are a valid event, the fields that count are set; the timer is ours from
-        // its creation on and deleted once. It signals a thread that exists as long as the timer.
-        unsafe {
-            let mut event: libc::sigevent = mem::zeroed();
-            event.sigev_notify = libc::SIGEV_THREAD_ID;
-            event.sigev_signo = signal;
-            event.sigev_notify_thread_id = libc::gettid();
-            let mut timer = ptr::null_mut();
-            check(libc::timer_create(
-                libc::CLOCK_THREAD_CPUTIME_ID,
-                &mut event,
-                &mut timer,
-            ))?;
-            let timer = Self(timer);
-            check(libc::timer_settime(timer.0, 0, &times, ptr::null_mut()))?;
-            Ok(timer)
-        }
-    }
-}
-
-impl Drop for Timer {
-    #[expect(unsafe_code, reason = "deletes a timer")]
-    fn drop(&mut self) {
-        // SAFETY: created once, deleted once.
-        unsafe { libc::timer_delete(self.0) };
-    }
-}
-
-fn check(result: c_int) -> std::io::Result<()> {
-    match result {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
-}
-
-/// The signal that timers send, with our handler; none where every real-time signal is somebody's.
-#[expect(unsafe_code, reason = "installs a signal handler")]
-fn signal() -> Option<c_int> {
-    static SIGNAL: OnceLock<Option<c_int>> = OnceLock::new();
-    *SIGNAL.get_or_init(|| {
-        // From above: who wants one for himself begins below.
-        (libc::SIGRTMIN()..=libc::SIGRTMAX()).rev().find(|&signal| {
-            // SAFETY: zeroes are a valid action; the old one is a place for one, and the
-            // handler does what may be done in one.
-            unsafe {
-                let mut before: libc::sigaction = mem::zeroed();
-                if libc::sigaction(signal, ptr::null(), &mut before) != 0
-                    || before.sa_sigaction != libc::SIG_DFL
-                {
-                    return false;
-                }
-                let mut action: libc::sigaction = mem::zeroed();
-                action.sa_sigaction = rest as extern "C" fn(c_int) as libc::sighandler_t;
-                action.sa_flags = libc::SA_RESTART;
-                libc::sigaction(signal, &action, ptr::null_mut()) == 0
-            }
-        })
-    })
 }
 
 /// Waits until somebody computes. Within a signal handler, so nothing but atomics, a number of this
