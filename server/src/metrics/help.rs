@@ -20,7 +20,7 @@ pub(super) fn describe(recorder: &PrometheusRecorder) {
     gauge("dormouse_workers", "Processes that isolated models run in");
     counter(
         "dormouse_request_threads_put_back_total",
-        "Times that a thread which takes requests in real time used more than about three hundredths of a processor and was put back in line",
+        "Times that a thread which takes requests in real time used more than about an eighth of a processor, or interrupted others too often, and was put back in line",
     );
     counter(
         "dormouse_worker_deaths_total",
