@@ -107,10 +107,10 @@ async fn storm(server: &Outside, model: &BenchModel, figures: &mut StormFigures)
     }
     figures.note_errors(answers);
     let woken = server.client.cold_starts(&model.name, "").await?;
-    let latest = woken
+    let mut latest = woken
         .iter()
         .filter_map(|version| version.cold_starts.last());
-    if let Some(latest) = latest.last() {
+    if let Some(latest) = latest.next_back() {
         figures.first_load.push_millis(latest.total);
         let mut stages = latest.stages.iter();
         if let Some(run) = stages.find(|stage| stage.name == "first-run") {
