@@ -248,10 +248,10 @@ mod tests {
         policy & !libc::SCHED_RESET_ON_FORK
     }
 
-    /// Long enough for everything that can be earned.
+    /// Long enough to pay a whole burst back and to earn another one.
     fn be_idle() {
         let (sender, gate) = std::sync::mpsc::channel::<()>();
-        let _ = gate.recv_timeout(POLICY.burst * POLICY.share);
+        let _ = gate.recv_timeout(POLICY.burst * POLICY.share * 2);
         drop(sender);
     }
 
@@ -275,9 +275,12 @@ mod tests {
                 assert!(started.elapsed() < Duration::from_secs(120), "not put back");
             }
             assert!(put_back() > before);
-            be_idle();
-            before_wait();
-            assert_eq!(policy(), libc::SCHED_FIFO);
+            // Where the machine itself is kept waiting, some of that counts as used.
+            while policy() != libc::SCHED_FIFO {
+                assert!(started.elapsed() < Duration::from_secs(120), "not ahead");
+                be_idle();
+                before_wait();
+            }
         });
         let ended = thread.join();
         set_up(RequestPriority::Normal).unwrap();
