@@ -6,6 +6,7 @@ pub mod ahead;
 pub mod courtesy;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,11 +18,10 @@ use std::task::{Context, Poll};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+pub use self::turns::take_long_turns;
+
 /// How far background work steps back, in the kernel's units of niceness.
 pub const BACKGROUND_NICENESS: i32 = 5;
-
-/// How far the engine's pool threads step back behind the threads that take requests.
-pub const POOL_NICENESS: i32 = 0;
 
 /// Graphs are walked recursively, so loads get as much stack as a program's first thread.
 const STACK_BYTES: usize = 8 << 20;
@@ -167,7 +167,10 @@ impl Background {
 
 impl Shared {
     fn work_off(&self) {
-        step_back(self.niceness);
+        if self.niceness > 0 {
+            step_back(self.niceness);
+            take_long_turns();
+        }
         loop {
             let job = {
                 let mut queue = self.queue.lock();
@@ -197,9 +200,6 @@ impl fmt::Debug for Background {
 /// raise it again. A refusal is logged once and otherwise harmless.
 pub fn step_back(niceness: i32) {
     static REFUSED: Once = Once::new();
-    if niceness == 0 {
-        return;
-    }
     // On Linux both concern the calling thread, not the process. The whole server may have been
     // started at low priority: steps are taken from there.
     let stepped = rustix::process::getpriority_process(None).and_then(|now| {
@@ -210,9 +210,4 @@ pub fn step_back(niceness: i32) {
             tracing::warn!(%error, niceness, "background work runs at full priority");
         });
     }
-}
-
-/// Puts the calling thread, one of the engine's pool, behind the threads that take requests.
-pub fn yield_to_requests() {
-    step_back(POOL_NICENESS);
 }

@@ -1,4 +1,4 @@
-//! Signals a thread whenever it has used so much processor time.
+//! Signals a thread when it has used so much processor time, or when so much time has passed.
 
 use std::ffi::c_int;
 use std::io;
@@ -12,42 +12,80 @@ pub(crate) type Handler = extern "C" fn(c_int);
 
 /// A timer of the calling thread's processor time, deleted on drop.
 #[derive(Debug)]
-pub(crate) struct ThreadTimer(libc::timer_t);
+pub(crate) struct ThreadTimer {
+    _timer: Timer,
+}
 
 impl ThreadTimer {
     /// Sends `signal` to the calling thread each time it has used `interval`. The kernel looks at its
     /// ticks only, which are 1 to 10 ms apart.
-    #[expect(unsafe_code, reason = "creates a timer that signals this thread")]
     pub(crate) fn every(interval: Duration, signal: c_int) -> io::Result<Self> {
-        let interval = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: interval.subsec_nanos().into(),
-        };
-        let times = libc::itimerspec {
-            it_interval: interval,
-            it_value: interval,
-        };
+        let timer = Timer::new(libc::CLOCK_THREAD_CPUTIME_ID, signal)?;
+        timer.set(interval, interval)?;
+        Ok(Self { _timer: timer })
+    }
+}
+
+/// A timer of the clock's time that signals the thread it was made on; anybody may set it.
+#[derive(Debug)]
+pub(crate) struct ThreadAlarm(Timer);
+
+impl ThreadAlarm {
+    pub(crate) fn new(signal: c_int) -> io::Result<Self> {
+        Timer::new(libc::CLOCK_MONOTONIC, signal).map(Self)
+    }
+
+    /// Signals once, so long from now; forgets what it was set to before. May be called in a signal
+    /// handler.
+    pub(crate) fn set(&self, after: Duration) {
+        // What can fail is a timer or a time that there is none of.
+        let _ = self.0.set(after, Duration::ZERO);
+    }
+}
+
+#[derive(Debug)]
+struct Timer(libc::timer_t);
+
+#[expect(unsafe_code, reason = "a timer is a number in a pointer's clothes")]
+// SAFETY: the kernel knows timers by number, from any thread of the process.
+unsafe impl Send for Timer {}
+#[expect(unsafe_code, reason = "a timer is a number in a pointer's clothes")]
+// SAFETY: as for `Send`; setting one is atomic.
+unsafe impl Sync for Timer {}
+
+impl Timer {
+    /// A timer that signals the calling thread, not set yet.
+    #[expect(unsafe_code, reason = "creates a timer that signals this thread")]
+    fn new(clock: libc::clockid_t, signal: c_int) -> io::Result<Self> {
         // SAFETY: zeroes are a valid event, the fields that count are set; the timer is ours from
-        // its creation on and deleted once. It signals a thread that exists as long as the timer.
+        // its creation on and deleted once. A thread that has ended is not signalled.
         unsafe {
             let mut event: libc::sigevent = mem::zeroed();
             event.sigev_notify = libc::SIGEV_THREAD_ID;
             event.sigev_signo = signal;
             event.sigev_notify_thread_id = libc::gettid();
             let mut timer = ptr::null_mut();
-            check(libc::timer_create(
-                libc::CLOCK_THREAD_CPUTIME_ID,
-                &mut event,
-                &mut timer,
-            ))?;
-            let timer = Self(timer);
-            check(libc::timer_settime(timer.0, 0, &times, ptr::null_mut()))?;
-            Ok(timer)
+            check(libc::timer_create(clock, &mut event, &mut timer))?;
+            Ok(Self(timer))
         }
+    }
+
+    #[expect(unsafe_code, reason = "sets a timer")]
+    fn set(&self, first: Duration, interval: Duration) -> io::Result<()> {
+        let [it_value, it_interval] = [first, interval].map(|time| libc::timespec {
+            tv_sec: time.as_secs() as libc::time_t,
+            tv_nsec: time.subsec_nanos().into(),
+        });
+        let times = libc::itimerspec {
+            it_interval,
+            it_value,
+        };
+        // SAFETY: the timer is alive, and the kernel reads the times and nothing else.
+        check(unsafe { libc::timer_settime(self.0, 0, &times, ptr::null_mut()) })
     }
 }
 
-impl Drop for ThreadTimer {
+impl Drop for Timer {
     #[expect(unsafe_code, reason = "deletes a timer")]
     fn drop(&mut self) {
         // SAFETY: created once, deleted once.

@@ -5,26 +5,38 @@
 //! small transformer's run a fifth shorter. But they go on for a million rounds after the run has
 //! ended: some 45 ms, on every core but one, after each call of any model. ONNX Runtime can be told
 //! to stop that (`session.force_spinning_stop`) for the pool of one session only, not for the pool
-//! that sessions share.
+//! that sessions share. Whoever is to send or to read the answer may be waiting for that very core:
+//! a virtual machine's kernel takes a core that sleeps for one that others use, and puts a thread
+//! that wakes behind one that looks for work, until its next tick.
 //!
-//! So each thread of the pool has a timer that counts the thread's own processor time. When it has
-//! run for a few milliseconds its handler looks whether anybody computes, and if nobody did since it
-//! looked before waits there until somebody does. A thread that sleeps by itself is left alone, and
-//! one that computes pays for a signal every few milliseconds.
+//! So the end of the last call sets an alarm for one of the pool's threads. When it goes off and still
+//! nobody computes, the thread tells the others, and each looks once more some moments later: if it was
+//! running all the while, without a call, it looks for work, holds no lock, and waits in its signal
+//! handler until somebody computes. Then each is woken on a core of its own, for the same reason.
 
 use std::cell::Cell;
 use std::ffi::c_int;
+use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::time::Duration;
 
-use crate::thread_timer::{self, ThreadTimer};
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// How much processor time a thread may use before it is asked whether anybody computes.
-const PATIENCE: Duration = Duration::from_millis(2);
-/// The longest rest: a call that was forgotten is slow instead of stuck. ONNX Runtime's count of rounds
-/// goes on after it, so a thread that nobody calls looks for work a few times more, some milliseconds
-/// each, until the count is up and it sleeps by itself.
+use crate::thread_timer::{self, ThreadAlarm};
+
+/// How long nobody must have computed before threads rest. A caller that waits for its answer and
+/// asks again finds them awake.
+const PATIENCE: Duration = Duration::from_micros(400);
+/// When it looks once more, and how much processor time it must have used until then. One that used
+/// less has slept, or others had its core: it may have been anywhere when it was interrupted.
+const SECOND_LOOK: Duration = Duration::from_micros(100);
+const AT_WORK: Duration = Duration::from_micros(50);
+/// So often before it is left alone.
+const MOST_LOOKS: u32 = 8;
+/// The longest rest: a call that was forgotten is slow instead of stuck.
 const LONGEST_REST: Duration = Duration::from_secs(10);
 
 /// How many calls that may use the pool are under way; threads at rest wait for it to change.
@@ -33,10 +45,37 @@ static CALLS: AtomicU32 = AtomicU32::new(0);
 static BEGUN: AtomicU32 = AtomicU32::new(0);
 /// Threads at rest, or about to be.
 static RESTING: AtomicU32 = AtomicU32::new(0);
+/// A list of all threads that rest at times. None is ever taken out: the pool lives as long as the
+/// process.
+static SEATS: AtomicPtr<Seat> = AtomicPtr::new(ptr::null_mut());
 
 thread_local! {
-    /// What [`BEGUN`] was when this thread's timer last found that nobody computes.
-    static SEEN: Cell<u32> = const { Cell::new(0) };
+    static MINE: Cell<Option<&'static Seat>> = const { Cell::new(None) };
+    static LOOKED: Cell<Look> = const { Cell::new(Look { begun: 0, used: Duration::ZERO, looks: 0 }) };
+}
+
+/// What a thread has found when it looked last.
+#[derive(Clone, Copy)]
+struct Look {
+    /// What [`BEGUN`] was.
+    begun: u32,
+    /// Its own processor time.
+    used: Duration,
+    /// How often since a call began.
+    looks: u32,
+}
+
+/// What there is of one thread of the pool.
+struct Seat {
+    /// The kernel's number of the thread, zero once it has ended.
+    thread: AtomicI32,
+    alarm: ThreadAlarm,
+    signal: c_int,
+    /// It rests, or is about to.
+    is_resting: AtomicBool,
+    /// Where it may run.
+    cores: CpuSet,
+    next: Option<&'static Seat>,
 }
 
 /// While it lives threads of the pool work, and look for work.
@@ -64,68 +103,197 @@ pub(super) fn at_work_alone() -> AtWork {
 
 impl Drop for AtWork {
     fn drop(&mut self) {
-        CALLS.fetch_sub(1, Ordering::SeqCst);
+        if CALLS.fetch_sub(1, Ordering::SeqCst) == 1
+            && let Some(seat) = seats().next()
+        {
+            seat.alarm.set(PATIENCE);
+        }
     }
 }
 
-/// Has the calling thread rest when it finds nothing to do, until the guard is dropped. Where the
-/// system does not allow it the thread looks for work as long as ONNX Runtime has it do so.
-pub(super) fn when_idle() -> Option<ThreadTimer> {
+/// The threads of the pool that have not ended.
+fn seats() -> impl Iterator<Item = &'static Seat> {
+    let first = SEATS.load(Ordering::Acquire);
+    #[expect(unsafe_code, reason = "follows a list of what lives for ever")]
+    // SAFETY: null or a seat that was leaked.
+    let first = unsafe { first.as_ref() };
+    std::iter::successors(first, |seat| seat.next)
+        .filter(|seat| seat.thread.load(Ordering::Relaxed) != 0)
+}
+
+/// Has a thread of the pool rest when nobody computes, until it is dropped.
+#[must_use]
+#[derive(Debug)]
+pub(super) struct WhenIdle(());
+
+impl Drop for WhenIdle {
+    fn drop(&mut self) {
+        if let Some(seat) = MINE.take() {
+            seat.thread.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Has the calling thread rest when nobody computes, until the guard is dropped. Where the system
+/// does not allow it the thread looks for work as long as ONNX Runtime has it do so.
+pub(super) fn when_idle() -> Option<WhenIdle> {
     static SIGNAL: OnceLock<Option<c_int>> = OnceLock::new();
     let signal = (*SIGNAL.get_or_init(|| thread_timer::take_signal(rest)))?;
-    ThreadTimer::every(PATIENCE, signal)
+    let alarm = ThreadAlarm::new(signal)
         .inspect_err(|error| {
             tracing::debug!(%error, "threads of the pool do not rest between runs");
         })
-        .ok()
-}
-
-/// Waits until somebody computes. Within a signal handler, so nothing but atomics, a number of this
-/// thread's own and system calls.
-///
-/// The thread has used its patience up since the last call, so it has long ended what that gave it:
-/// all it does is look into the pool's queues. Nobody but a call waits for these, and a call that has
-/// work lets it go on first.
-#[expect(unsafe_code, reason = "waits by system calls and keeps errno")]
-extern "C" fn rest(_signal: c_int) {
-    let begun = BEGUN.load(Ordering::SeqCst);
-    if CALLS.load(Ordering::SeqCst) > 0 || SEEN.replace(begun) != begun {
-        return;
-    }
-    let longest = libc::timespec {
-        tv_sec: LONGEST_REST.as_secs() as libc::time_t,
-        tv_nsec: LONGEST_REST.subsec_nanos().into(),
+        .ok()?;
+    #[expect(
+        unsafe_code,
+        reason = "asks for this thread's number and adds to a list"
+    )]
+    let seat = {
+        // SAFETY: asks only.
+        let thread = unsafe { libc::gettid() };
+        let mut first = SEATS.load(Ordering::Acquire);
+        let seat = Box::into_raw(Box::new(Seat {
+            thread: AtomicI32::new(thread),
+            alarm,
+            signal,
+            is_resting: AtomicBool::new(false),
+            next: None,
+            // None known: it is woken wherever the kernel likes.
+            cores: sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new()),
+        }));
+        loop {
+            // SAFETY: nobody else knows the seat yet; `first` is null or was leaked.
+            unsafe { (*seat).next = first.as_ref() };
+            match SEATS.compare_exchange(first, seat, Ordering::AcqRel, Ordering::Acquire) {
+                // SAFETY: leaked, and from here on only read.
+                Ok(_) => break unsafe { &*seat },
+                Err(other) => first = other,
+            }
+        }
     };
-    RESTING.fetch_add(1, Ordering::SeqCst);
-    // SAFETY: the counter lives for ever, the time until the call returns, and errno is this
-    // thread's. The kernel compares the counter itself before it lets the thread sleep.
-    unsafe {
-        let errno = libc::__errno_location();
-        let before = *errno;
-        libc::syscall(
-            libc::SYS_futex,
-            CALLS.as_ptr(),
-            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-            0,
-            &longest,
-        );
-        *errno = before;
-    }
-    RESTING.fetch_sub(1, Ordering::SeqCst);
+    MINE.set(Some(seat));
+    Some(WhenIdle(()))
 }
 
-#[expect(unsafe_code, reason = "wakes threads by a system call")]
+/// Waits until somebody computes, if the thread looks for work. Within a signal handler, so nothing
+/// but atomics, what is this thread's own, and system calls.
+#[expect(unsafe_code, reason = "keeps errno")]
+extern "C" fn rest(_signal: c_int) {
+    let Ok(Some(seat)) = MINE.try_with(Cell::get) else {
+        return;
+    };
+    // SAFETY: errno is this thread's.
+    let before = unsafe { *libc::__errno_location() };
+    if CALLS.load(Ordering::SeqCst) == 0 {
+        seat.look();
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = before };
+}
+
+impl Seat {
+    /// Nobody computes: rests if this thread, whose seat it is, has done nothing but look for work
+    /// since it looked before.
+    fn look(&self) {
+        let begun = BEGUN.load(Ordering::SeqCst);
+        let used = own_time();
+        let last = LOOKED.get();
+        if last.begun != begun {
+            LOOKED.set(Look {
+                begun,
+                used,
+                looks: 0,
+            });
+            // The others do not know yet either; who does is not told twice.
+            if seats().next().is_some_and(|first| ptr::eq(first, self)) {
+                seats().skip(1).for_each(Self::tell);
+            }
+            self.alarm.set(SECOND_LOOK);
+            return;
+        }
+        if used.saturating_sub(last.used) >= AT_WORK {
+            self.wait();
+        }
+        let looks = last.looks + 1;
+        LOOKED.set(Look {
+            begun,
+            used: own_time(),
+            looks,
+        });
+        // Its rest was too long, or the call is over already, or it had no processor.
+        if CALLS.load(Ordering::SeqCst) == 0 && looks < MOST_LOOKS {
+            self.alarm.set(SECOND_LOOK);
+        }
+    }
+
+    /// Until a call is under way, or a while.
+    fn wait(&self) {
+        let longest = Timespec {
+            tv_sec: LONGEST_REST.as_secs() as i64,
+            tv_nsec: LONGEST_REST.subsec_nanos().into(),
+        };
+        self.is_resting.store(true, Ordering::SeqCst);
+        RESTING.fetch_add(1, Ordering::SeqCst);
+        // The kernel compares the counter itself before it lets the thread sleep.
+        let _ = futex::wait(&CALLS, futex::Flags::PRIVATE, 0, Some(&longest));
+        RESTING.fetch_sub(1, Ordering::SeqCst);
+        self.is_resting.store(false, Ordering::SeqCst);
+        // It was woken on one core only; if it cannot leave that, it computes there.
+        let _ = sched_setaffinity(None, &self.cores);
+    }
+
+    /// Has another thread look.
+    #[expect(unsafe_code, reason = "signals a thread of this process")]
+    fn tell(&self) {
+        // SAFETY: a signal that has a handler; one for a thread that has ended is not sent.
+        unsafe {
+            libc::syscall(
+                libc::SYS_tgkill,
+                libc::getpid(),
+                self.thread.load(Ordering::Relaxed),
+                self.signal,
+            );
+        }
+    }
+}
+
+/// The processor time of the calling thread.
+fn own_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+/// Each on a core of its own and not on the caller's, which is about to compute: the kernel of a virtual
+/// machine would mostly put them there, and the whole of a short run would go by before they had a turn.
 #[cold]
 fn wake_all() {
-    // SAFETY: the counter lives for ever; waking nobody is harmless.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            CALLS.as_ptr(),
-            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-            c_int::MAX,
-        );
+    let callers = sched_getcpu();
+    let mut last = callers;
+    for seat in seats().filter(|seat| seat.is_resting.load(Ordering::SeqCst)) {
+        let thread = Pid::from_raw(seat.thread.load(Ordering::Relaxed));
+        let core = next_core(&seat.cores, last, callers);
+        let (Some(core), Some(thread)) = (core, thread) else {
+            continue;
+        };
+        last = core;
+        let mut alone = CpuSet::new();
+        alone.set(core);
+        // One that may not run there any more is left to the kernel.
+        let _ = sched_setaffinity(Some(thread), &alone);
+        // Somebody else has woken it: it may be past the place where it leaves that core.
+        if !seat.is_resting.load(Ordering::SeqCst) {
+            let _ = sched_setaffinity(Some(thread), &seat.cores);
+        }
     }
+    let _ = futex::wake(&CALLS, futex::Flags::PRIVATE, c_int::MAX.cast_unsigned());
+}
+
+/// The core after `last`, round and round, leaving one out.
+fn next_core(cores: &CpuSet, last: usize, left_out: usize) -> Option<usize> {
+    let following = (last + 1..CpuSet::MAX_CPU).chain(0..=last);
+    following
+        .into_iter()
+        .find(|&core| core != left_out && cores.is_set(core))
 }
 
 #[cfg(test)]
@@ -149,7 +317,7 @@ mod tests {
             let (rounds, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
             let (counted, stopped) = (Arc::clone(&rounds), Arc::clone(&stop));
             let thread = std::thread::spawn(move || {
-                let _timer = when_idle().expect("timers of a thread's own time are allowed");
+                let _guard = when_idle().expect("timers that signal a thread are allowed");
                 while !stopped.load(Ordering::Relaxed) {
                     counted.fetch_add(1, Ordering::Relaxed);
                     std::hint::spin_loop();
@@ -203,17 +371,39 @@ mod tests {
         });
     }
 
+    #[test]
+    fn threads_are_woken_on_the_cores_that_follow() {
+        let mut cores = CpuSet::new();
+        [1, 2, 5].into_iter().for_each(|core| cores.set(core));
+        let after = |last| next_core(&cores, last, 2);
+        assert_eq!([0, 1, 2, 5].map(after), [1, 5, 5, 1].map(Some));
+        assert_eq!(next_core(&CpuSet::new(), 3, 3), None);
+    }
+
     /// One test: the counters are the process's, and other tests compute at times.
     #[test]
     fn threads_rest_while_nobody_computes_and_go_on_when_somebody_does() {
         let seekers = [Seeker::start(), Seeker::start()];
+        let all_look = || seekers.iter().all(|seeker| seeker.rounds() > 0);
+        until("threads look for work", all_look);
+        // They are looked at when a call has ended.
+        drop(at_work());
         seekers.iter().for_each(until_at_rest);
 
+        let asked = Instant::now();
         let working = at_work();
         for seeker in &seekers {
             let before = seeker.rounds();
-            // More than its timer's time: nobody rests while there may be something to do.
+            // More than an alarm's time: nobody rests while there may be something to do.
             until("a thread goes on", || seeker.rounds() > before + 10_000_000);
+        }
+        assert!(asked.elapsed() < LONGEST_REST, "nobody woke them");
+        let everywhere = sched_getaffinity(None).unwrap();
+        for seat in seats() {
+            let thread = Pid::from_raw(seat.thread.load(Ordering::Relaxed));
+            until("a thread may run everywhere again", || {
+                sched_getaffinity(thread).is_ok_and(|cores| cores == everywhere)
+            });
         }
         drop(working);
         seekers.iter().for_each(until_at_rest);

@@ -21,6 +21,8 @@ const STACK_BYTES: usize = 8 << 20;
 /// A thread to be, with where to send its handle.
 struct Order {
     work: Work,
+    /// ONNX Runtime does not end its looking for work when a run ends.
+    rests: bool,
     handle: SyncSender<Option<JoinHandle<()>>>,
 }
 
@@ -49,7 +51,7 @@ pub(super) fn for_shared_pools(
     unsafe {
         check(
             api,
-            (api.SetGlobalCustomCreateThreadFn)(options, Some(create)),
+            (api.SetGlobalCustomCreateThreadFn)(options, Some(create_shared)),
         )?;
         check(api, (api.SetGlobalCustomJoinThreadFn)(options, Some(join)))
     }
@@ -66,7 +68,7 @@ pub(super) fn for_session(
     unsafe {
         check(
             api,
-            (api.SessionOptionsSetCustomCreateThreadFn)(options, Some(create)),
+            (api.SessionOptionsSetCustomCreateThreadFn)(options, Some(create_own)),
         )?;
         check(
             api,
@@ -85,7 +87,7 @@ fn start_starter() -> Result<(), EngineError> {
         .name("onnx-starter".into())
         .spawn(move || {
             for order in received {
-                let started = start(order.work);
+                let started = start(order.work, order.rests);
                 // Whoever ordered waits for the handle.
                 drop(order.handle.send(started));
             }
@@ -95,13 +97,13 @@ fn start_starter() -> Result<(), EngineError> {
     Ok(())
 }
 
-fn start(work: Work) -> Option<JoinHandle<()>> {
+fn start(work: Work, rests: bool) -> Option<JoinHandle<()>> {
     std::thread::Builder::new()
         .name("onnx-pool".into())
         .stack_size(STACK_BYTES)
         .spawn(move || {
-            priority::yield_to_requests();
-            let _timer = rest::when_idle();
+            priority::take_long_turns();
+            let _resting = rests.then(rest::when_idle);
             work.run();
         })
         .inspect_err(|error| tracing::error!(%error, "cannot start a thread of a pool"))
@@ -116,19 +118,38 @@ impl Work {
     }
 }
 
-/// Starts a thread; null makes ONNX Runtime fail the session with an error.
+/// Starts a thread of a pool that sessions share.
 #[expect(unsafe_code, reason = "a callback of the C API")]
-unsafe extern "C" fn create(
+unsafe extern "C" fn create_shared(
     _options: *mut c_void,
     run: sys::OrtThreadWorkerFn,
     parameter: *mut c_void,
 ) -> sys::OrtCustomThreadHandle {
+    create(Work { run, parameter }, true)
+}
+
+/// Starts a thread of one session's pool.
+#[expect(unsafe_code, reason = "a callback of the C API")]
+unsafe extern "C" fn create_own(
+    _options: *mut c_void,
+    run: sys::OrtThreadWorkerFn,
+    parameter: *mut c_void,
+) -> sys::OrtCustomThreadHandle {
+    create(Work { run, parameter }, false)
+}
+
+/// Starts a thread; null makes ONNX Runtime fail the session with an error.
+fn create(work: Work, rests: bool) -> sys::OrtCustomThreadHandle {
     // A panic must not unwind into C++.
     let started = catch_unwind(AssertUnwindSafe(|| {
         let (handle, started) = sync_channel(1);
-        let work = Work { run, parameter };
         let orders = STARTER.lock().clone()?;
-        orders.send(Order { work, handle }).ok()?;
+        let order = Order {
+            work,
+            rests,
+            handle,
+        };
+        orders.send(order).ok()?;
         // The starter answers every order, or ends and closes the channel.
         started.recv().ok().flatten()
     }));
