@@ -23,6 +23,7 @@ use dormouse_core::id::ByteSize;
 use dormouse_core::lifecycle::Stage;
 use dormouse_model_store::config::ConfigDefaults;
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 use crate::activity::Load;
 use crate::config::{ControlMode, RemoteConfig};
@@ -47,6 +48,10 @@ const MAX_COMPARED: usize = 1_000;
 
 /// How much of a name that nobody has is repeated to whoever asked for it.
 const MAX_SHOWN: usize = 128;
+
+/// So many models that nobody has called are kept as the check after the start read them: each
+/// holds its folder open, and some kilobytes.
+const MOST_READ_AHEAD: usize = 256;
 
 /// What a registry is made of.
 #[derive(Debug)]
@@ -75,6 +80,8 @@ pub struct Registry {
     config_name: Option<String>,
     defaults: ConfigDefaults,
     override_budget: Arc<OverrideBudget>,
+    /// Room for models that were read ahead of their first call.
+    read_ahead: Arc<Semaphore>,
     host: Arc<Host>,
 }
 
@@ -90,6 +97,7 @@ impl Registry {
             config_name: config.config_name,
             defaults: config.defaults,
             override_budget: OverrideBudget::new(config.max_override_bytes),
+            read_ahead: Arc::new(Semaphore::new(MOST_READ_AHEAD)),
             host,
         });
         registry.rescan()?;
@@ -110,6 +118,7 @@ impl Registry {
             config_name: None,
             defaults: ConfigDefaults::default(),
             override_budget: OverrideBudget::new(ByteSize(0)),
+            read_ahead: Arc::new(Semaphore::new(0)),
             host,
         })
     }

@@ -17,6 +17,7 @@ use dormouse_core::lifecycle::Stage;
 use dormouse_core::time::Timestamp;
 use dormouse_model_store::config;
 use parking_lot::Mutex;
+use tokio::sync::OwnedSemaphorePermit;
 
 pub use self::generation::Generation;
 use self::generation::Stamp;
@@ -70,6 +71,15 @@ struct Status {
     seen: Option<u64>,
     /// Why the last reload was not taken, while the old generation serves on.
     reload_problem: Option<ServeError>,
+    /// What the last check read, for the first call.
+    ahead: Option<ReadAhead>,
+}
+
+/// A model that was read before anybody called it.
+#[derive(Debug)]
+struct ReadAhead {
+    inspected: Inspected,
+    _room: OwnedSemaphorePermit,
 }
 
 impl Model {
@@ -87,6 +97,7 @@ impl Model {
                 problem: None,
                 seen: None,
                 reload_problem: None,
+                ahead: None,
             }),
             counters: Mutex::default(),
         }
@@ -183,6 +194,7 @@ impl Model {
             status.callable = false;
             status.unloading = true;
             status.problem = None;
+            status.ahead = None;
             status.reload_problem = None;
         }
         if let Some(generation) = self.current() {
@@ -241,11 +253,18 @@ impl Registry {
             let model = Arc::clone(model);
             let given = control.given.clone();
             let known = present.as_ref().map(|generation| generation.stamp.clone());
+            let ahead = model.status.lock().ahead.take();
+            let ahead = ahead.filter(|_| known.is_none() && given.is_none());
             blocking(move || {
                 if let Some(known) = known
                     && (given.files.is_some() || !registry.has_changed(&model, &known)?)
                 {
                     return Ok(None);
+                }
+                if let Some(ReadAhead { inspected, .. }) = ahead
+                    && !registry.has_changed(&model, &inspected.stamp)?
+                {
+                    return Ok(Some(inspected));
                 }
                 registry.inspect(&model, given).map(Some)
             })
@@ -375,6 +394,7 @@ impl Registry {
             let mut status = model.status.lock();
             status.problem = None;
             status.versions = generation.versions();
+            status.ahead = None;
         }
         let Some(previous) = previous else { return };
         for unit in &previous.units {

@@ -27,6 +27,12 @@ pub(super) struct Given {
     pub(super) files: Option<Arc<Brought>>,
 }
 
+impl Given {
+    pub(super) fn is_none(&self) -> bool {
+        self.config.is_none() && self.files.is_none()
+    }
+}
+
 /// A model's files that came with a request.
 #[derive(Debug)]
 pub(super) struct Brought {

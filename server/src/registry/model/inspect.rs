@@ -9,12 +9,13 @@ use dormouse_model_store::spec::ModelSpec;
 use dormouse_proto::inference as pb;
 
 use super::generation::Stamp;
-use super::{Model, labels};
+use super::{Model, ReadAhead, labels};
 use crate::error::ServeError;
 use crate::registry::Registry;
 use crate::registry::overrides::Given;
 
 /// A model as read from the repository.
+#[derive(Debug)]
 pub(super) struct Inspected {
     pub(super) spec: Arc<ModelSpec>,
     pub(super) versions: Vec<u64>,
@@ -142,24 +143,37 @@ impl Registry {
         })
     }
 
-    /// Reads a model only to learn whether it could serve, and keeps nothing but the verdict; of
-    /// one that is elsewhere, only what is small. Returns whether it asks to be loaded at once.
+    /// Reads a model before anybody calls it, to learn whether it could serve and, while there is
+    /// room, to spare its first caller the reading; of one that is elsewhere, only what is small.
+    /// Returns whether it asks to be loaded at once.
     pub(in crate::registry) fn check(&self, model: &Model) -> bool {
         if model.current().is_some() {
             return false;
         }
         let looked = self.glance(model).and_then(|glance| match glance {
-            Some(glance) => Ok((glance.versions, glance.eager)),
+            Some(glance) => Ok((glance.versions, glance.eager, None)),
             None => {
                 let inspected = self.inspect(model, Given::default())?;
-                Ok((inspected.versions, inspected.spec.lifecycle.eager))
+                let (versions, eager) =
+                    (inspected.versions.clone(), inspected.spec.lifecycle.eager);
+                Ok((versions, eager, Some(inspected)))
             }
         });
+        // Those of before go first, and their room with them.
+        model.status.lock().ahead = None;
         match looked {
-            Ok((versions, eager)) => {
+            Ok((versions, eager, inspected)) => {
+                let room = Arc::clone(&self.read_ahead).try_acquire_owned().ok();
                 let mut status = model.status.lock();
                 status.versions = versions;
                 status.problem = None;
+                // Whether labels are still the same is not to be seen by a model's stamp.
+                status.ahead = inspected
+                    .filter(|inspected| {
+                        model.current().is_none() && inspected.spec.labels.is_empty()
+                    })
+                    .zip(room)
+                    .map(|(inspected, _room)| ReadAhead { inspected, _room });
                 eager
             }
             Err(error) => {
