@@ -1,11 +1,12 @@
 //! What a configuration says about waiting: priorities, order, sizes, warm-ups.
 
-use std::cell::RefCell;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dormouse_proto::inference as pb;
-use futures_util::future::{join_all, try_join_all};
+use futures_util::StreamExt;
+use futures_util::future::try_join_all;
+use futures_util::stream::FuturesUnordered;
 use pb::infer_parameter::ParameterChoice;
 
 use crate::deadlines::{ENDLESS, ONE_AT_A_TIME, occupy, pending};
@@ -32,28 +33,22 @@ async fn an_important_request_overtakes_those_that_wait() -> Result<()> {
     let client = server.grpc().await?;
     wire::infer(&client, slow("slow", 1)).await?;
     let endless = occupy(&server, &client).await?;
-    let finished = RefCell::new(Vec::new());
-    let call = |level: u64, client: wire::GrpcClient| {
-        let finished = &finished;
-        async move {
-            let answer = wire::infer(&client, with_priority(slow("slow", 2_000), level)).await;
-            finished.borrow_mut().push(level);
-            answer
-        }
-    };
-    const LEVELS: [u64; 5] = [3, 2, 3, 2, 1];
-    let calls = LEVELS.map(|level| call(level, client.clone()));
-    let release = async {
-        pending(&server, LEVELS.len()).await?;
-        endless.run.abort();
-        anyhow::Ok(())
-    };
-    let (answers, released) = tokio::join!(join_all(calls), release);
-    released?;
-    for answer in answers {
-        answer?;
+    // In the order in which they arrive: a task of their own polls those that were woken only.
+    let mut calls = FuturesUnordered::new();
+    for level in [3, 2, 3, 2, 1] {
+        let client = client.clone();
+        calls.push(tokio::spawn(async move {
+            wire::infer(&client, with_priority(slow("slow", 20_000), level)).await?;
+            anyhow::Ok(level)
+        }));
     }
-    ensure!(*finished.borrow() == [1, 2, 2, 3, 3], "{finished:?}");
+    pending(&server, calls.len()).await?;
+    endless.run.abort();
+    let mut finished = Vec::new();
+    while let Some(level) = calls.next().await {
+        finished.push(level??);
+    }
+    ensure!(finished == [1, 2, 2, 3, 3], "{finished:?}");
     server.assert_healthy().await
 }
 
