@@ -17,7 +17,7 @@ use dormouse_server::clock::Clock;
 use dormouse_server::config::IsolationConfig;
 use dormouse_server::engine::onnx::OnnxOptions;
 use dormouse_server::engine::{
-    Engine, EngineError, ModelBytes, Session, SessionTensor, Stop, StopHandle,
+    Effort, Engine, EngineError, ModelBytes, Session, SessionTensor, Stop, StopHandle,
 };
 use dormouse_server::error::ServeError;
 use dormouse_server::events::Events;
@@ -151,7 +151,12 @@ impl Engine for Echo {
         Ok(Duration::ZERO)
     }
 
-    fn open(&self, _: ModelBytes, _: &SessionSpec) -> Result<Arc<dyn Session>, EngineError> {
+    fn open(
+        &self,
+        _: ModelBytes,
+        _: &SessionSpec,
+        _: Effort,
+    ) -> Result<Arc<dyn Session>, EngineError> {
         let tensor = |name: &str| SessionTensor {
             name: name.to_owned(),
             datatype: Some(DataType::Fp32),

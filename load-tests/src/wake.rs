@@ -83,8 +83,12 @@ pub(crate) struct WakeFigures {
     parked_warm: Samples,
     /// From zero with an empty store.
     first_ever: Samples,
+    /// What of it the server spent loading.
+    first_ever_load: Samples,
     plain_cold: Samples,
     wake_cold: Samples,
+    /// The store's files read once with nothing of them in the page cache.
+    disk: Samples,
     /// Requests per second, one at a time.
     steady_plain: Samples,
     steady: Samples,

@@ -85,6 +85,15 @@ pub struct SessionTensor {
     pub dims: Option<Shape>,
 }
 
+/// How much is done to a graph and its weights before a session answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// All that makes runs short.
+    Full,
+    /// As little as brings the first answer soonest, for a session that is replaced by a better one.
+    Least,
+}
+
 /// Opens sessions.
 pub trait Engine: Send + Sync + fmt::Debug {
     /// Creates what every session shares (library, environment, thread pool), once. Returns how
@@ -96,6 +105,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
         &self,
         model: ModelBytes,
         options: &SessionSpec,
+        effort: Effort,
     ) -> Result<Arc<dyn Session>, EngineError>;
 
     /// Optimises a model once, so that [`Engine::open_prepared`] need not. Writes into `scratch`,

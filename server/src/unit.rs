@@ -133,6 +133,8 @@ struct State {
     preparing: bool,
     /// It is to be put there when a run has ended: the first answer has the machine to itself.
     prepare_next: bool,
+    /// The last preparation came to nothing, for want of memory perhaps.
+    missed_preparation: bool,
     /// It cannot be put there, however often that is tried.
     unpreparable: bool,
     /// What a session that is being closed held.
@@ -257,6 +259,7 @@ impl Unit {
             prepared: false,
             preparing: false,
             prepare_next: false,
+            missed_preparation: false,
             unpreparable: false,
             leaving: None,
             runs: Vec::new(),

@@ -223,8 +223,11 @@ impl Bench {
         let store = self.scratch.join(format!("empty-store-{repetition}"));
         let live = Live::start(&self.options.over_store(&store).with(&STAYS_WARM)).await?;
         quiet().await?;
-        let (took, _) = live.infer(self.request()).await?;
+        let (took, response) = live.infer(self.request()).await?;
         figures.first_ever.push_millis(took);
+        if let Some(cold_start) = response.timing() {
+            figures.first_ever_load.push_millis(cold_start.total);
+        }
         // What it goes on to do in the background would be in the way of the next measurement.
         let started = Instant::now();
         while prepared(&live) < 1.0 && started.elapsed() < PREPARATION {
@@ -251,6 +254,13 @@ impl Bench {
         let plain = self.open_plain().await?;
         figures.plain_cold.push_millis(plain.open + plain.first);
         drop(plain.session);
+        let files = pages::files_below(&self.options.store)?;
+        let disk = blocking(move || {
+            let started = Instant::now();
+            pages::read(&files)?;
+            Ok(started.elapsed())
+        });
+        figures.disk.push_millis(disk.await?);
         let live = Live::start(&self.options.with(&TO_ZERO)).await?;
         live.infer(self.request()).await?;
         live.asleep().await?;

@@ -16,6 +16,7 @@ const MOST_OF_FLOOR: f64 = 1.2;
 /// Models whose parked answers are judged.
 const PARKED: [&str; 2] = ["bert-base", "resnet50"];
 const MOST_OF_WARM: f64 = 1.25;
+const MOST_OF_DISK: f64 = 1.2;
 const MOST_OF_PLAIN_FIRST: f64 = 1.05;
 const LEAST_OF_PLAIN_STEADY: f64 = 0.97;
 /// Differences between floats that are no mistake: weights may be packed or not.
@@ -65,6 +66,7 @@ impl Findings for Vec<WakeFigures> {
                     "plain: a warm run",
                     "floor: touching the file",
                     "Dormouse: loading",
+                    "Dormouse: loading the first time ever",
                 ],
                 self,
                 |of| {
@@ -73,6 +75,7 @@ impl Findings for Vec<WakeFigures> {
                         of.plain_warm.cell(),
                         of.touch.cell(),
                         of.wake_load.cell(),
+                        of.first_ever_load.cell(),
                     ]
                 },
             ),
@@ -86,13 +89,22 @@ impl Findings for Vec<WakeFigures> {
         if self.iter().any(|of| !of.wake_cold.0.is_empty()) {
             tables.push(rows(
                 "Wake from zero, nothing in the page cache; ms",
-                &["model", "plain", "Dormouse", "times faster"],
+                &[
+                    "model",
+                    "plain",
+                    "Dormouse",
+                    "times faster",
+                    "the disk alone: reading the store's files",
+                    "of the disk alone",
+                ],
                 self,
                 |of| {
                     vec![
                         of.plain_cold.cell(),
                         of.wake_cold.cell(),
                         times(of.plain_cold.over(&of.wake_cold)),
+                        of.disk.cell(),
+                        times(of.wake_cold.over(&of.disk)),
                     ]
                 },
             ));
@@ -162,6 +174,12 @@ impl Findings for Vec<WakeFigures> {
                 let ratio = of.plain_cold.over(&of.wake_cold);
                 let name = "plain/wake, nothing in the page cache";
                 Some(Bar::least(name, least, ratio, "×").of_speed())
+            }),
+            each(&|of| {
+                limit(of, &FASTER_COLD)?;
+                let ratio = of.wake_cold.over(&of.disk);
+                let name = "wake/reading the store's files, nothing in the page cache";
+                Some(Bar::most(name, MOST_OF_DISK, ratio, "×").of_speed())
             }),
             each(&|of| {
                 let ratio = of.parked.over(&of.parked_warm);

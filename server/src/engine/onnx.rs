@@ -37,8 +37,8 @@ use self::environment::Environment;
 use self::session::{Graph, OnnxSession};
 use self::session_options::SessionOptions;
 use super::{
-    Engine, EngineError, EngineIdentity, GraphBytes, ModelBytes, OptimizeError, Optimized, Packing,
-    PreparedBytes, RunBuffers, Session,
+    Effort, Engine, EngineError, EngineIdentity, GraphBytes, ModelBytes, OptimizeError, Optimized,
+    Packing, PreparedBytes, RunBuffers, Session,
 };
 
 /// What the engine is made of.
@@ -125,11 +125,15 @@ impl Engine for OnnxEngine {
         &self,
         model: ModelBytes,
         options: &SessionSpec,
+        effort: Effort,
     ) -> Result<Arc<dyn Session>, EngineError> {
         let (environment, _) = Environment::prepare(&self.options)?;
         let mut session_options =
             SessionOptions::new(environment, &self.options, options, &model.external)?;
-        session_options.packs_in_parallel(options)?;
+        match effort {
+            Effort::Full => session_options.packs_in_parallel(options)?,
+            Effort::Least => session_options.hasty(options)?,
+        }
         let shrinks_arena = options.shrinks_arena;
         let open = |graph: Graph<'_>| {
             OnnxSession::open(environment, graph, &session_options, shrinks_arena, None)

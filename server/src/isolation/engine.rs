@@ -20,8 +20,8 @@ use super::session::RemoteSession;
 use super::socket::MOST_FDS;
 use super::worker::{Worker, own_bytes};
 use crate::engine::{
-    Engine, EngineError, EngineIdentity, GraphBytes, ModelBytes, OptimizeError, Optimized, Packing,
-    PreparedBytes, Session,
+    Effort, Engine, EngineError, EngineIdentity, GraphBytes, ModelBytes, OptimizeError, Optimized,
+    Packing, PreparedBytes, Session,
 };
 
 /// An optimised graph larger than this is a mistake: its weights are outside.
@@ -196,11 +196,13 @@ impl Engine for IsolatedEngine {
         &self,
         model: ModelBytes,
         options: &SessionSpec,
+        effort: Effort,
     ) -> Result<Arc<dyn Session>, EngineError> {
         let worker = self.worker()?;
         let (source, file) = handed_over(model)?;
         let request = Request::Open {
             session: options.clone(),
+            effort,
             source,
         };
         let (reply, _) = self.ask(&worker, &request, &[file.as_fd()])?;
@@ -385,7 +387,11 @@ mod tests {
         let opening = tokio::task::spawn_blocking({
             let engine = Arc::clone(&engine);
             let model = ModelBytes::in_memory(Vec::new(), Vec::new());
-            move || engine.open(model, &SessionSpec::default()).err()
+            move || {
+                engine
+                    .open(model, &SessionSpec::default(), Effort::Full)
+                    .err()
+            }
         });
         while !begun.exists() {
             tokio::time::sleep(Duration::from_millis(2)).await;

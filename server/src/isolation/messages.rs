@@ -9,7 +9,7 @@ use dormouse_model_store::spec::{GraphLevel, SessionSpec};
 
 use super::wire::{Reader, WireError, Writer};
 use crate::engine::onnx::OnnxOptions;
-use crate::engine::{OptimizedTensor, Packing, SessionTensor};
+use crate::engine::{Effort, OptimizedTensor, Packing, SessionTensor};
 
 /// The first message to a worker: what it is to be.
 #[derive(Clone, Debug)]
@@ -74,6 +74,7 @@ pub(super) struct PackedWeight {
 pub(super) enum Request {
     Open {
         session: SessionSpec,
+        effort: Effort,
         source: SourceForm,
     },
     OpenPrepared {
@@ -217,8 +218,13 @@ impl Request {
             Self::Release { .. } => 5,
         });
         match self {
-            Self::Open { session, source } => {
+            Self::Open {
+                session,
+                effort,
+                source,
+            } => {
                 put_session(&mut out, session);
+                out.u8(u8::from(*effort == Effort::Full));
                 put_source(&mut out, source);
             }
             Self::OpenPrepared {
@@ -287,6 +293,10 @@ impl Request {
         Ok(match reader.u8()? {
             0 => Self::Open {
                 session: session(&mut reader)?,
+                effort: match reader.bool()? {
+                    true => Effort::Full,
+                    false => Effort::Least,
+                },
                 source: source(&mut reader)?,
             },
             1 => Self::OpenPrepared {

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::Isolation;
 use super::engine::{Bounds, IsolatedEngine};
-use crate::engine::{Engine, EngineError, ModelBytes};
+use crate::engine::{Effort, Engine, EngineError, ModelBytes};
 
 /// Address space that a worker takes before it has a model: libraries, stacks, and what the
 /// allocator sets aside for each thread without using it.
@@ -124,7 +124,7 @@ impl Isolation {
         };
         let label = format!("{}/{}", id.name, id.version);
         let engine = IsolatedEngine::new(Arc::clone(self), label, bounds, Arc::new(|_| {}));
-        match engine.open(model, session) {
+        match engine.open(model, session, Effort::Full) {
             Ok(_) | Err(EngineError::Terminated) => Ok(()),
             Err(EngineError::Lost(lost)) => Err(TrialError {
                 reason: lost.reason.to_string(),

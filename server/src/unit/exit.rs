@@ -9,10 +9,9 @@ use dormouse_core::time::Timestamp;
 use dormouse_model_store::spec::KeepAliveSpec;
 
 use super::effects::{Effects, Place};
-use super::load::{NotOpened, OpenSession, Weights};
+use super::load::{OpenSession, Weights};
 use super::prepare::drop_pages;
 use super::{State, Unit};
-use crate::engine::Packing;
 use crate::engine::onnx::allocator;
 use crate::events::EventKind;
 use crate::host::UnitDefaults;
@@ -75,7 +74,7 @@ impl Unit {
         self.host.wake.switches.staging
             && match state.session.as_ref().map(|open| &open.weights) {
                 Some(Weights::Mapped(_) | Weights::Packed(_)) => true,
-                Some(Weights::Private(_)) => state.prepared,
+                Some(Weights::Private { .. }) => state.prepared,
                 None => false,
             }
     }
@@ -184,7 +183,7 @@ impl Unit {
             let now = unit.host.clock.now();
             let mut state = unit.state.lock();
             state.lifecycle.parked();
-            if matches!(state.session.as_deref(), Some(open) if matches!(open.weights, Weights::Private(_))) {
+            if matches!(state.session.as_deref(), Some(open) if matches!(open.weights, Weights::Private { .. })) {
                 // The store did not have it after all: parking it again would free nothing either.
                 state.prepared = false;
                 unit.replan(&mut state);
@@ -196,35 +195,6 @@ impl Unit {
             drop(state);
             unit.perform(effects, Place::Elsewhere);
         });
-    }
-
-    /// Replaces a session that has weights of its own by one over the prepared store.
-    fn leave_private_weights(&self) {
-        let is_private = |state: &State| {
-            let session = state.session.as_ref();
-            session.is_some_and(|open| matches!(open.weights, Weights::Private(_)))
-        };
-        if !is_private(&self.state.lock()) {
-            return;
-        }
-        let Some(prepared) = self.find_prepared() else {
-            return;
-        };
-        match self.open_prepared(&prepared, Packing::Off) {
-            Ok(open) => {
-                let mut state = self.state.lock();
-                if state.lifecycle.stage() == Stage::Parked && is_private(&state) {
-                    let open = Arc::new(open);
-                    self.took_up(&mut state, &open);
-                    let private = state.session.replace(open);
-                    drop(state);
-                    drop(private);
-                }
-            }
-            Err(NotOpened { error, .. }) => {
-                tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "the prepared model cannot be used; the model stays as it is");
-            }
-        }
     }
 
     pub(super) fn spawn_close(&self, closing: Closing) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::load::Weights;
 use super::{State, Unit};
+use crate::engine::Effort;
 use crate::isolation::WORKER_BYTES;
 use crate::residency::Held;
 
@@ -90,8 +91,12 @@ impl Unit {
             return state.leaving.clone();
         };
         let (private, prepared) = match &open.weights {
+            Weights::Private {
+                bytes,
+                effort: Effort::Least,
+            } => (*bytes, None),
             // Parsed, and packed for the greater part.
-            Weights::Private(source) => (source.saturating_mul(2), None),
+            Weights::Private { bytes, .. } => (bytes.saturating_mul(2), None),
             // What is being dropped is still there.
             Weights::Mapped(_) if state.lifecycle.has_dropped() => (0, None),
             Weights::Mapped(prepared) if state.upgrade.is_building() => {

@@ -15,7 +15,7 @@ use super::footprint::loading_footprint;
 use super::made::MadePlaces;
 use super::{Unit, still_the_same};
 use crate::engine::instances::Instances;
-use crate::engine::{EngineError, Packing, Session, SessionTensor};
+use crate::engine::{Effort, EngineError, Packing, Session, SessionTensor};
 use crate::error::ServeError;
 use crate::events::EventKind;
 use crate::metrics::FailureReason;
@@ -42,8 +42,8 @@ pub(super) struct OpenSession {
 /// Where a session has its weights.
 #[derive(Clone, Debug)]
 pub(super) enum Weights {
-    /// In memory of its own, about as many bytes as this.
-    Private(u64),
+    /// In memory of its own, read from the model's files of so many bytes.
+    Private { bytes: u64, effort: Effort },
     /// In the prepared store's files, read where they are mapped.
     Mapped(Arc<PreparedModel>),
     /// There, and packed in memory of its own.
@@ -358,18 +358,24 @@ impl Unit {
         self.open_prepared(prepared, Packing::Off)
     }
 
-    /// Reads the model's files and builds a session with weights of its own.
+    /// Reads the model's files and builds a session with weights of its own. If the model is about to
+    /// be prepared its first caller does not wait for what a better session takes.
     fn open_source(&self, recorder: &TimelineRecorder) -> Result<OpenSession, Stopped> {
-        self.open_files(recorder).map_err(|stopped| {
-            // Whatever went wrong, it is of files that the model was not described from.
-            match self.source.is_current() {
-                true => stopped,
-                false => NotLoaded::Outdated.into(),
-            }
-        })
+        self.open_files(Some(recorder), self.effort())
+            .map_err(|stopped| {
+                // Whatever went wrong, it is of files that the model was not described from.
+                match self.source.is_current() {
+                    true => stopped,
+                    false => NotLoaded::Outdated.into(),
+                }
+            })
     }
 
-    fn open_files(&self, recorder: &TimelineRecorder) -> Result<OpenSession, Stopped> {
+    pub(super) fn open_files(
+        &self,
+        recorder: Option<&TimelineRecorder>,
+        effort: Effort,
+    ) -> Result<OpenSession, Stopped> {
         let instances = match self.host.wake.switches.sharing {
             true => 1,
             false => self.spec.concurrency.max(1) as usize,
@@ -377,7 +383,7 @@ impl Unit {
         let mut sessions = Vec::new();
         let mut is_steady = false;
         for _ in 0..instances {
-            let stage = recorder.stage(LoadStage::Read);
+            let stage = recorder.map(|recorder| recorder.stage(LoadStage::Read));
             let source = self.source.read()?;
             if !source.is_current {
                 return Err(NotLoaded::Outdated.into());
@@ -387,12 +393,15 @@ impl Unit {
                 None => (source.size, 0),
                 Some(_) => (0, source.size),
             };
-            stage.bytes(read);
-            drop(stage);
+            if let Some(stage) = stage {
+                stage.bytes(read);
+            }
             is_steady = source.is_steady;
-            let stage = recorder.stage(LoadStage::Session);
-            stage.bytes(parsed);
-            let session = self.engine().open(source.bytes, &self.spec.session);
+            let stage = recorder.map(|recorder| recorder.stage(LoadStage::Session));
+            if let Some(stage) = &stage {
+                stage.bytes(parsed);
+            }
+            let session = self.engine().open(source.bytes, &self.spec.session, effort);
             // First: what the engine says of a file that changed under it says nothing.
             still_the_same(source.file.as_ref())?;
             let session = session.map_err(|error| match &source.file {
@@ -408,7 +417,7 @@ impl Unit {
             None => return Err(ServeError::internal("no session was opened").into()),
         };
         let bytes = self.source.size().saturating_mul(instances as u64);
-        let weights = Weights::Private(bytes);
+        let weights = Weights::Private { bytes, effort };
         Ok(OpenSession::new(&self.spec, session, is_steady, weights)?)
     }
 
@@ -463,7 +472,7 @@ impl Unit {
                 self.metrics().runs_at_once.set(at_once as f64);
                 state.profile.record_load(timeline.loading());
                 self.took_up(&mut state, &session);
-                let from_source = matches!(session.weights, Weights::Private(_));
+                let from_source = matches!(session.weights, Weights::Private { .. });
                 state.prepared = !from_source;
                 state.session = Some(session);
                 self.replan(&mut state);
@@ -598,7 +607,7 @@ pub(super) struct NotOpened {
 
 /// Why a load did not run to its end.
 #[derive(Debug)]
-enum Stopped {
+pub(super) enum Stopped {
     For(NotLoaded),
     /// So many bytes are to be waited for.
     NeedsMemory(u64),
@@ -639,6 +648,17 @@ impl From<ServeError> for NotLoaded {
 }
 
 impl OpenSession {
+    /// Whether it was built in haste, to be replaced.
+    pub(super) fn is_hasty(&self) -> bool {
+        matches!(
+            self.weights,
+            Weights::Private {
+                effort: Effort::Least,
+                ..
+            }
+        )
+    }
+
     /// Finds the model's tensors in the session.
     fn new(
         spec: &ModelSpec,

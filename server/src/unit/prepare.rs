@@ -10,13 +10,14 @@ use dormouse_model_store::store::PreparedModel;
 use tokio::time::Instant;
 
 use super::footprint::{loading_footprint, packed_bytes};
-use super::load::{NotOpened, OpenSession, Weights};
+use super::load::{NotLoaded, NotOpened, OpenSession, Stopped, Weights};
 use super::{State, Unit};
-use crate::engine::{Engine, EngineError, Packing, Session};
+use crate::engine::{Effort, Engine, EngineError, Packing, Session};
 use crate::error::ServeError;
 use crate::memory;
 use crate::preparation::{Outcome, PrepareError, Subject};
 use crate::request::Tensor;
+use crate::residency::Borrowed;
 use crate::sample;
 use crate::timeline::LoadStage;
 
@@ -81,32 +82,58 @@ impl Unit {
     pub(super) fn took_up(&self, state: &mut State, session: &Arc<OpenSession>) {
         state.upgrade.set_packing(match &session.weights {
             Weights::Mapped(prepared) => packing_gain(prepared),
-            Weights::Private(_) | Weights::Packed(_) => None,
+            Weights::Private { .. } | Weights::Packed(_) => None,
         });
     }
 
-    /// Puts the model into the prepared store, in the background and once.
-    pub(super) fn spawn_prepare(&self) {
+    /// Whether a model that was loaded from its files is put into the prepared store.
+    pub(super) fn will_be_prepared(&self) -> bool {
         let wake = &self.host.wake;
-        if !(wake.switches.prepare && wake.switches.sharing) || wake.preparation.is_none() {
+        let is_wanted = wake.switches.prepare && wake.switches.sharing;
+        let preparation = wake.preparation.as_ref().filter(|_| is_wanted);
+        preparation.is_some_and(|preparation| !preparation.store().is_read_only())
+            && !self.state.lock().unpreparable
+    }
+
+    /// How a session is built from the model's files: in haste if it is soon replaced.
+    pub(super) fn effort(&self) -> Effort {
+        match self.will_be_prepared() && !self.state.lock().missed_preparation {
+            true => Effort::Least,
+            false => Effort::Full,
+        }
+    }
+
+    /// Puts the model into the prepared store, in the background and once, and has it read its weights
+    /// from there.
+    pub(super) fn spawn_prepare(&self) {
+        if !self.will_be_prepared() || std::mem::replace(&mut self.state.lock().preparing, true) {
             return;
         }
-        {
-            let mut state = self.state.lock();
-            if state.unpreparable || std::mem::replace(&mut state.preparing, true) {
-                return;
-            }
-        }
         let unit = self.arc();
-        let spawned = wake.preparers.spawn(move || {
+        let spawned = self.host.wake.preparers.spawn(move || {
             let moving = unit.host.wake.moves.begin();
+            // Not held: its weights go as soon as it is replaced.
+            let hasty = unit.private_session().as_ref().map(Arc::downgrade);
             let prepared = unit.prepare_now();
+            let left = prepared && unit.leave_private_weights();
+            let room = if left { None } else { unit.finish_private() };
             drop(moving);
             let mut state = unit.state.lock();
             state.preparing = false;
             state.prepared = prepared;
+            state.missed_preparation = !prepared;
+            unit.note_holding(&state);
             unit.replan(&mut state);
             let mut effects = super::effects::Effects::default();
+            // It may hold more than before.
+            drop(room);
+            effects.relieve = true;
+            // One that was built in haste meanwhile found that its preparation was under way.
+            let present = state.private_session().filter(|open| open.is_hasty());
+            effects.prepare = present.is_some_and(|present| {
+                let present = Arc::downgrade(&present);
+                !hasty.is_some_and(|hasty| hasty.ptr_eq(&present))
+            });
             unit.set_alarm(&mut state, &mut effects);
             drop(state);
             unit.perform(effects, super::effects::Place::Elsewhere);
@@ -122,9 +149,6 @@ impl Unit {
         let Some(preparation) = &self.host.wake.preparation else {
             return false;
         };
-        if preparation.store().is_read_only() {
-            return false;
-        }
         // As much as another load of the model takes; it is none of the model's own.
         let Some(_room) = self
             .host
@@ -170,6 +194,78 @@ impl Unit {
         }
     }
 
+    /// Replaces a session that has weights of its own by one over the prepared store; false when that
+    /// cannot be built.
+    pub(super) fn leave_private_weights(&self) -> bool {
+        let Some(private) = self.private_session() else {
+            return true;
+        };
+        let Some(prepared) = self.find_prepared() else {
+            return false;
+        };
+        match self.open_prepared(&prepared, Packing::Off) {
+            Ok(open) => {
+                if self.replace(private, open) {
+                    tracing::info!(model = %self.id.name, version = self.id.version.0, "weights are read from the prepared store");
+                }
+                true
+            }
+            Err(NotOpened { error, .. }) => {
+                tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "the prepared model cannot be used; the model stays as it is");
+                false
+            }
+        }
+    }
+
+    /// Builds the session in full of a model that was to be in the store by now and is not. Returns
+    /// what it has borrowed of the memory budget.
+    fn finish_private(&self) -> Option<Borrowed> {
+        let hasty = self.private_session().filter(|open| open.is_hasty())?;
+        let needed = loading_footprint(self.source.size());
+        let Some(room) = self.host.wake.residency.borrow(needed) else {
+            tracing::info!(model = %self.id.name, version = self.id.version.0, "it goes on as it was loaded in haste: no memory is free for a better session");
+            return None;
+        };
+        match self.open_files(None, Effort::Full) {
+            Ok(open) => {
+                if self.replace(hasty, open) {
+                    tracing::info!(model = %self.id.name, version = self.id.version.0, "a session with all optimisations is in use");
+                }
+            }
+            Err(Stopped::For(NotLoaded::Failed(error))) => {
+                tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "no better session could be built; it goes on as it was loaded in haste");
+            }
+            Err(_) => {
+                tracing::info!(model = %self.id.name, version = self.id.version.0, "it goes on as it was loaded in haste: its files have changed");
+            }
+        }
+        Some(room)
+    }
+
+    fn private_session(&self) -> Option<Arc<OpenSession>> {
+        self.state.lock().private_session()
+    }
+
+    /// Puts a session in the place of `present`, if that still is there.
+    fn replace(&self, present: Arc<OpenSession>, open: OpenSession) -> bool {
+        let mut state = self.state.lock();
+        let may_be_replaced = matches!(state.lifecycle.stage(), Stage::Warm | Stage::Parked)
+            && matches!(&state.session, Some(session) if Arc::ptr_eq(session, &present));
+        if !may_be_replaced || open.session.lost().is_some() {
+            return false;
+        }
+        let open = Arc::new(open);
+        self.took_up(&mut state, &open);
+        let replaced = state.session.replace(open);
+        // Runs take another time from here on.
+        state.latest = None;
+        state.at_once.restart();
+        drop(state);
+        drop((replaced, present));
+        memory::release_memory();
+        true
+    }
+
     /// Puts the model into the prepared store and times a cold start from its files and one from
     /// there. Blocks.
     pub fn prepare_and_measure(&self) -> Result<PreparationReport, PrepareError> {
@@ -191,7 +287,7 @@ impl Unit {
         };
         let cold_before = cold_start(inputs.as_deref(), || {
             let source = self.source.read().map_err(PrepareError::Source)?;
-            Ok(engine.open(source.bytes, &self.spec.session)?)
+            Ok(engine.open(source.bytes, &self.spec.session, Effort::Full)?)
         })?;
         let cold_after = cold_start(inputs.as_deref(), open_prepared)?;
         preparation.store().update_facts(&prepared.key, |facts| {
@@ -288,6 +384,15 @@ impl Unit {
         self.metrics().upgrades.increment(1);
         tracing::info!(model = %self.id.name, version = self.id.version.0, "packed session in use");
         None
+    }
+}
+
+impl State {
+    /// The session, if it has weights of its own.
+    fn private_session(&self) -> Option<Arc<OpenSession>> {
+        let session = self.session.as_ref();
+        let private = session.filter(|open| matches!(open.weights, Weights::Private { .. }));
+        private.cloned()
     }
 }
 

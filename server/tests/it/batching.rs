@@ -45,7 +45,11 @@ async fn start(models: &[(&str, &str, &str)]) -> Result<(TestRepository, TestSer
     for (name, file, config) in models {
         repository.add(name, Model::new(file).config(config))?;
     }
-    let server = TestServer::over(&repository).start().await?;
+    let server = TestServer::over(&repository)
+        // Another session may answer with other last bits.
+        .arg("--background-preparation=false")
+        .start()
+        .await?;
     let client = server.grpc().await?;
     Ok((repository, server, client))
 }

@@ -195,6 +195,15 @@ async fn an_idle_model_is_parked_answers_from_there_and_is_closed() -> Result<()
     server.assert_healthy().await
 }
 
+fn says(message: &'static str) -> impl Fn(&[serde_json::Value]) -> Option<()> {
+    move |records| {
+        let mut messages = records
+            .iter()
+            .filter_map(|record| record["message"].as_str());
+        messages.any(|said| said.starts_with(message)).then_some(())
+    }
+}
+
 /// Makes the store say that packing pays for everything in it.
 async fn packing_pays(store: &TestStore) -> Result<()> {
     let dir = store.path().to_owned();
@@ -236,13 +245,7 @@ async fn a_packed_session_takes_over_under_traffic_without_a_failed_request() ->
     })
     .await?;
     // The verdict is noted after the preparation was counted, if there is one.
-    let prepared = |records: &[serde_json::Value]| {
-        let found = records.iter().any(|record| {
-            let message = record["message"].as_str().unwrap_or_default();
-            message.starts_with("prepared: wakes from the store")
-        });
-        found.then_some(())
-    };
+    let prepared = says("prepared: wakes from the store");
     server.log.wait_for(prepared).await?;
     packing_pays(&store).await?;
     for times in 1..3 {
@@ -269,6 +272,58 @@ async fn a_packed_session_takes_over_under_traffic_without_a_failed_request() ->
         "requests failed"
     );
     server.assert_healthy().await
+}
+
+/// Asks for a model that never sleeps until the server says that another session has taken over.
+async fn serves_until_it_says(flag: &str, message: &'static str) -> Result<()> {
+    let repository = TestRepository::new()?;
+    let store = TestStore::new()?;
+    let stays = parameters(&[("keep_alive", "forever"), ("park_after", "never")]);
+    SMALL.add(&repository, "model", &stays)?;
+    settled().await;
+    let mut server = TestServer::over(&repository)
+        .arg(store.flag())
+        .arg(flag)
+        .start()
+        .await?;
+    let client = server.grpc().await?;
+    let first = SMALL.ask(&client, "model").await?;
+    ensure!(first.as_deref() == Some("source"), "{first:?}");
+    let said = says(message);
+    // No call is given up: that would count as a failure.
+    eventually(message, || async {
+        try_join_all((0..8).map(|_| SMALL.ask(&client, "model"))).await?;
+        Ok(said(&server.log.records()).is_some())
+    })
+    .await?;
+    try_join_all((0..8).map(|_| SMALL.ask(&client, "model"))).await?;
+    for (metric, expected) in [
+        ("nv_inference_request_failure", 0.0),
+        ("dormouse_loads_total", 1.0),
+        ("dormouse_sleeps_total", 0.0),
+    ] {
+        let found = server.metric(metric, &[]).await?;
+        ensure!(found == expected, "{metric} {found}");
+    }
+    server.assert_healthy().await
+}
+
+#[tokio::test]
+async fn a_model_goes_on_over_the_store_once_it_is_prepared() -> Result<()> {
+    serves_until_it_says(
+        "--store-max-size=1GiB",
+        "weights are read from the prepared store",
+    )
+    .await
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_be_prepared_gets_a_session_in_full_from_its_files() -> Result<()> {
+    serves_until_it_says(
+        "--store-max-size=1MiB",
+        "a session with all optimisations is in use",
+    )
+    .await
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ use dormouse_model_store::spec::SessionSpec;
 
 use super::{OnnxEngine, OnnxOptions};
 use crate::assets::Quiet;
-use crate::engine::{Engine, EngineError, ModelBytes, Session};
+use crate::engine::{Effort, Engine, EngineError, ModelBytes, Session};
 use crate::request::Tensor;
 use crate::runtime_library;
 
@@ -41,7 +41,7 @@ pub(crate) fn engine() -> &'static OnnxEngine {
 
 fn try_open(graph: &graph::Graph) -> Result<Arc<dyn Session>, EngineError> {
     let model = ModelBytes::in_memory(graph.model(), Vec::new());
-    engine().open(model, &SessionSpec::default())
+    engine().open(model, &SessionSpec::default(), Effort::Full)
 }
 
 fn open(graph: &graph::Graph) -> Arc<dyn Session> {

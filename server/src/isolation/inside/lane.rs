@@ -64,9 +64,13 @@ fn other(shared: &Shared, request: Request, fds: Vec<OwnedFd>) -> Result<Answer,
     let engine = &shared.engine;
     let mut fds = fds.into_iter();
     match request {
-        Request::Open { session, source } => {
+        Request::Open {
+            session,
+            effort,
+            source,
+        } => {
             shared.faults.strike(Point::Open);
-            let opened = engine.open(model(&source, fds.next())?, &session)?;
+            let opened = engine.open(model(&source, fds.next())?, &session, effort)?;
             Ok(Answer::Plain(shared.keep_session(opened)))
         }
         Request::OpenPrepared {

@@ -40,6 +40,7 @@ fn every_request_is_read_as_it_was_written() {
     let requests = [
         Request::Open {
             session: spec(),
+            effort: Effort::Least,
             source: source.clone(),
         },
         Request::OpenPrepared {

@@ -25,7 +25,7 @@ use crate::clock::Clock;
 use crate::config::IsolationConfig;
 use crate::engine::onnx::OnnxOptions;
 use crate::engine::{
-    Engine, EngineError, LostWorker, ModelBytes, Session, SessionTensor, Stop, StopHandle,
+    Effort, Engine, EngineError, LostWorker, ModelBytes, Session, SessionTensor, Stop, StopHandle,
 };
 use crate::error::ServeError;
 use crate::events::Events;
@@ -124,7 +124,12 @@ impl Engine for Handle {
         Ok(Duration::ZERO)
     }
 
-    fn open(&self, _: ModelBytes, _: &SessionSpec) -> Result<Arc<dyn Session>, EngineError> {
+    fn open(
+        &self,
+        _: ModelBytes,
+        _: &SessionSpec,
+        _: Effort,
+    ) -> Result<Arc<dyn Session>, EngineError> {
         let load = self.0.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let fails = self.0.fails.load(Ordering::SeqCst);
         self.0.loads.pass(|| false);

@@ -100,7 +100,7 @@ fn every_option_of_a_session_is_accepted() {
             graph: GraphBytes::Memory(identity(FLOAT, &[1]).model()),
             external: Vec::new(),
         };
-        let session = engine().open(model, &options).unwrap();
+        let session = engine().open(model, &options, Effort::Full).unwrap();
         let one = floats(&[1], &[1.0]);
         assert_eq!(run(&*session, std::slice::from_ref(&one)).unwrap(), [one]);
     }
@@ -124,7 +124,10 @@ fn entries_that_reach_for_files_or_freed_memory_are_refused() {
             graph: GraphBytes::Memory(identity(FLOAT, &[1]).model()),
             external: Vec::new(),
         };
-        let error = engine().open(model, &options).unwrap_err().to_string();
+        let error = engine()
+            .open(model, &options, Effort::Full)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.starts_with(&format!("session entry '{key}' cannot be set")),
             "{error}"

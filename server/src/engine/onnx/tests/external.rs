@@ -87,7 +87,7 @@ fn open_with(
     external: Vec<(String, Vec<u8>)>,
 ) -> Result<Arc<dyn Session>, EngineError> {
     let model = ModelBytes::in_memory(graph.model(), external);
-    engine().open(model, &SessionSpec::default())
+    engine().open(model, &SessionSpec::default(), Effort::Full)
 }
 
 fn answer(session: &dyn Session) -> Tensor {
@@ -173,14 +173,16 @@ fn a_model_that_is_no_protobuf_is_refused() {
         b"",
     ] {
         let model = ModelBytes::in_memory(bytes.to_vec(), Vec::new());
-        let error = engine().open(model, &SessionSpec::default()).unwrap_err();
+        let error = engine()
+            .open(model, &SessionSpec::default(), Effort::Full)
+            .unwrap_err();
         assert!(!error.to_string().is_empty(), "{bytes:?}");
     }
     // Truncated anywhere, a good model is a clean error or still a model.
     let whole = nested(("c.bin", None, Some(4))).model();
     for length in (0..whole.len()).step_by(37) {
         let model = ModelBytes::in_memory(whole[..length].to_vec(), files());
-        let _ = engine().open(model, &SessionSpec::default());
+        let _ = engine().open(model, &SessionSpec::default(), Effort::Full);
     }
 }
 
@@ -189,6 +191,8 @@ fn a_graph_given_twice_is_refused() {
     let mut bytes = plain().model();
     bytes.extend(plain().model());
     let model = ModelBytes::in_memory(bytes, files());
-    let error = engine().open(model, &SessionSpec::default()).unwrap_err();
+    let error = engine()
+        .open(model, &SessionSpec::default(), Effort::Full)
+        .unwrap_err();
     assert!(error.to_string().contains("is repeated"), "{error}");
 }

@@ -84,7 +84,7 @@ fn measure_memory_after_unloading() {
                 ..SessionSpec::default()
             };
             let bytes = ModelBytes::in_memory(model(), Vec::new());
-            let session = engine().open(bytes, &spec).unwrap();
+            let session = engine().open(bytes, &spec, Effort::Full).unwrap();
             drop(run(&*session, &[floats(&[2, 4096], &[1.0; 8192])]).unwrap());
             peak = peak.max(mib(resident_bytes()));
             drop(session);

@@ -109,7 +109,7 @@ fn measure_disturbance_of_a_small_model() {
                             if turn > 0 {
                                 set_turn(0, build, turn * 1000);
                             }
-                            engine().open(model, &SessionSpec::default())
+                            engine().open(model, &SessionSpec::default(), Effort::Full)
                         });
                         let session = job.unwrap().wait().unwrap().unwrap();
                         let stop = session.stop_handle().unwrap();

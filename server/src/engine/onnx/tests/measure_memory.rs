@@ -27,7 +27,7 @@ fn session(graph: &Graph, memory_arena: Option<bool>) -> Arc<dyn Session> {
         ..SessionSpec::default()
     };
     let model = ModelBytes::in_memory(graph.model(), Vec::new());
-    engine().open(model, &spec).unwrap()
+    engine().open(model, &spec, Effort::Full).unwrap()
 }
 
 /// Small values without a pattern, so that nothing overflows.

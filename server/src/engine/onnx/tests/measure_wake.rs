@@ -180,7 +180,9 @@ fn measure_wake() {
         release_memory();
         let before = anonymous();
         let started = Instant::now();
-        let session = engine().open(read(), &SessionSpec::default()).unwrap();
+        let session = engine()
+            .open(read(), &SessionSpec::default(), Effort::Full)
+            .unwrap();
         let build = ms(started);
         let inputs = inputs(&*session);
         let started = Instant::now();

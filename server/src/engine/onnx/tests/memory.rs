@@ -18,7 +18,7 @@ fn session(graph: &graph::Graph, memory_arena: Option<bool>) -> Arc<dyn Session>
         ..SessionSpec::default()
     };
     let model = ModelBytes::in_memory(graph.model(), Vec::new());
-    engine().open(model, &spec).unwrap()
+    engine().open(model, &spec, Effort::Full).unwrap()
 }
 
 fn zeros(count: usize) -> Tensor {
@@ -127,12 +127,11 @@ fn threads_of_a_session_keep_the_priority_of_requests() {
         intra_op_threads: Some(3),
         ..SessionSpec::default()
     };
-    let usual =
-        rustix::process::getpriority_process(None).unwrap() + crate::priority::POOL_NICENESS;
+    let usual = rustix::process::getpriority_process(None).unwrap();
     engine().prepare().unwrap();
     let model = ModelBytes::in_memory(negation().model(), Vec::new());
     let background = crate::priority::Background::new("test-build", 1);
-    let job = background.spawn(move || engine().open(model, &spec));
+    let job = background.spawn(move || engine().open(model, &spec, Effort::Full));
     let session = job.unwrap().wait().unwrap().unwrap();
     let found = niceness();
     assert!(found.len() >= 2, "{found:?}");

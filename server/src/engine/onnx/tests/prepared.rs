@@ -104,7 +104,9 @@ fn open_prepared(model: PreparedBytes, packing: Packing) -> Result<Arc<dyn Sessi
 
 fn plain(graph: Vec<u8>, external: Vec<(String, Vec<u8>)>) -> Arc<dyn Session> {
     let model = ModelBytes::in_memory(graph, external);
-    engine().open(model, &SessionSpec::default()).unwrap()
+    engine()
+        .open(model, &SessionSpec::default(), Effort::Full)
+        .unwrap()
 }
 
 fn close(a: &Tensor, b: &Tensor) -> bool {
@@ -201,6 +203,7 @@ fn weights_of_subgraphs_stay_in_the_graph() {
     let opens = engine().open(
         ModelBytes::in_memory(model.clone(), Vec::new()),
         &SessionSpec::default(),
+        Effort::Full,
     );
     let x = floats(&[2, N], &ramp(2 * N as usize));
     let which = |yes: u8| tensor(DataType::Bool, &[], vec![yes]);

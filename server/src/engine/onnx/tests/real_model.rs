@@ -30,7 +30,9 @@ fn magika_knows_what_this_file_is_written_in() {
         serde_json::from_slice(&fs::read(files.config).unwrap()).unwrap();
     let labels = config["target_labels_space"].as_array().unwrap();
     let model = ModelBytes::in_memory(fs::read(files.model).unwrap(), Vec::new());
-    let session = engine().open(model, &SessionSpec::default()).unwrap();
+    let session = engine()
+        .open(model, &SessionSpec::default(), Effort::Full)
+        .unwrap();
     assert_eq!(session.inputs()[0].datatype, Some(DataType::Int32));
     let scores = run(&*session, &[features(include_bytes!("real_model.rs"))])
         .unwrap()
