@@ -18,7 +18,8 @@ use std::task::{Context, Poll};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-pub use self::turns::take_long_turns;
+use self::turns::LONGEST_TURN;
+pub use self::turns::{LONG_TURN, take_turns_of};
 
 /// How far background work steps back, in the kernel's units of niceness.
 pub const BACKGROUND_NICENESS: i32 = 5;
@@ -169,7 +170,7 @@ impl Shared {
     fn work_off(&self) {
         if self.niceness > 0 {
             step_back(self.niceness);
-            take_long_turns();
+            take_turns_of(LONGEST_TURN);
         }
         loop {
             let job = {

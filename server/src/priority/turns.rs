@@ -9,13 +9,15 @@
 use std::io;
 use std::time::Duration;
 
-/// The longest there are.
-const TURN: Duration = Duration::from_millis(100);
+/// For threads that compute answers.
+pub const LONG_TURN: Duration = Duration::from_millis(50);
+/// The longest there are, for work that has time.
+pub(super) const LONGEST_TURN: Duration = Duration::from_millis(100);
 
-/// Has the calling thread take long turns for the rest of its life. Older kernels have turns of one
-/// length only, and nothing changes.
-pub fn take_long_turns() {
-    if let Err(error) = set_turn(TURN) {
+/// Has the calling thread take turns of this length for the rest of its life. Older kernels have turns
+/// of one length only, and nothing changes.
+pub fn take_turns_of(turn: Duration) {
+    if let Err(error) = set_turn(turn) {
         tracing::debug!(%error, "a thread that computes takes turns of the usual length");
     }
 }
@@ -63,12 +65,12 @@ mod tests {
         let thread = std::thread::spawn(|| {
             step_back(3);
             let before = rustix::process::getpriority_process(None).unwrap();
-            set_turn(TURN).unwrap();
+            set_turn(LONGEST_TURN).unwrap();
             let after = rustix::process::getpriority_process(None).unwrap();
             assert_eq!(before, after);
             // Kernels that know no such turns say nothing.
             let told = Duration::from_nanos(attributes().unwrap().sched_runtime);
-            assert!(told == TURN || told.is_zero(), "{told:?}");
+            assert!(told == LONGEST_TURN || told.is_zero(), "{told:?}");
         });
         thread.join().unwrap();
     }

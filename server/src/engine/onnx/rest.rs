@@ -12,7 +12,9 @@
 //! So the end of the last call sets an alarm for one of the pool's threads. When it goes off and still
 //! nobody computes, the thread tells the others, and each looks once more some moments later: if it was
 //! running all the while, without a call, it looks for work, holds no lock, and waits in its signal
-//! handler until somebody computes. Then each is woken on a core of its own, for the same reason.
+//! handler until somebody computes, or a while. Then each is woken on a core of its own, for the same
+//! reason. A thread that is new rests as well, before it has looked for work so long that it sleeps by
+//! itself: who wakes it then, for the very first run, mostly has it put on its own core.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -21,6 +23,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -36,6 +39,8 @@ const SECOND_LOOK: Duration = Duration::from_micros(100);
 const AT_WORK: Duration = Duration::from_micros(50);
 /// So often before it is left alone.
 const MOST_LOOKS: u32 = 8;
+/// When a thread that is new looks first: it has begun to look for work by then, and has not given up.
+const SETTLED: Duration = Duration::from_millis(10);
 /// The longest rest: a call that was forgotten is slow instead of stuck.
 const LONGEST_REST: Duration = Duration::from_secs(10);
 
@@ -51,18 +56,25 @@ static SEATS: AtomicPtr<Seat> = AtomicPtr::new(ptr::null_mut());
 
 thread_local! {
     static MINE: Cell<Option<&'static Seat>> = const { Cell::new(None) };
-    static LOOKED: Cell<Look> = const { Cell::new(Look { begun: 0, used: Duration::ZERO, looks: 0 }) };
+    static LOOKED: Cell<Look> = const { Cell::new(Look { begun: None, used: Duration::ZERO, looks: 0 }) };
 }
 
 /// What a thread has found when it looked last.
 #[derive(Clone, Copy)]
 struct Look {
-    /// What [`BEGUN`] was.
-    begun: u32,
+    /// What [`BEGUN`] was; none before its first look.
+    begun: Option<u32>,
     /// Its own processor time.
     used: Duration,
     /// How often since a call began.
     looks: u32,
+}
+
+/// What has ended a thread's rest.
+#[derive(Clone, Copy, PartialEq)]
+enum Rested {
+    UntilACall,
+    AsLongAsMayBe,
 }
 
 /// What there is of one thread of the pool.
@@ -73,6 +85,8 @@ struct Seat {
     signal: c_int,
     /// It rests, or is about to.
     is_resting: AtomicBool,
+    /// Somebody has given it a core to wake on.
+    has_core: AtomicBool,
     /// Where it may run.
     cores: CpuSet,
     next: Option<&'static Seat>,
@@ -96,8 +110,9 @@ pub(super) fn at_work() -> AtWork {
 
 /// As [`at_work`], for a call that has nothing to speak of for the pool: who rests is left to it.
 pub(super) fn at_work_alone() -> AtWork {
-    BEGUN.fetch_add(1, Ordering::SeqCst);
+    // Whoever sees that it has begun sees it under way, or ended.
     CALLS.fetch_add(1, Ordering::SeqCst);
+    BEGUN.fetch_add(1, Ordering::SeqCst);
     AtWork(())
 }
 
@@ -157,6 +172,7 @@ pub(super) fn when_idle() -> Option<WhenIdle> {
             alarm,
             signal,
             is_resting: AtomicBool::new(false),
+            has_core: AtomicBool::new(false),
             next: None,
             // None known: it is woken wherever the kernel likes.
             cores: sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new()),
@@ -172,6 +188,7 @@ pub(super) fn when_idle() -> Option<WhenIdle> {
         }
     };
     MINE.set(Some(seat));
+    seat.alarm.set(SETTLED);
     Some(WhenIdle(()))
 }
 
@@ -184,8 +201,9 @@ extern "C" fn rest(_signal: c_int) {
     };
     // SAFETY: errno is this thread's.
     let before = unsafe { *libc::__errno_location() };
+    let begun = BEGUN.load(Ordering::SeqCst);
     if CALLS.load(Ordering::SeqCst) == 0 {
-        seat.look();
+        seat.look(Some(begun));
     }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = before };
@@ -193,9 +211,8 @@ extern "C" fn rest(_signal: c_int) {
 
 impl Seat {
     /// Nobody computes: rests if this thread, whose seat it is, has done nothing but look for work
-    /// since it looked before.
-    fn look(&self) {
-        let begun = BEGUN.load(Ordering::SeqCst);
+    /// since it looked before. So many calls had begun.
+    fn look(&self, begun: Option<u32>) {
         let used = own_time();
         let last = LOOKED.get();
         if last.begun != begun {
@@ -211,35 +228,45 @@ impl Seat {
             self.alarm.set(SECOND_LOOK);
             return;
         }
-        if used.saturating_sub(last.used) >= AT_WORK {
-            self.wait();
+        let mut looks = last.looks + 1;
+        // Who has rested as long as may be looks for work again, and is to rest again.
+        if used.saturating_sub(last.used) >= AT_WORK && self.wait() == Rested::AsLongAsMayBe {
+            looks = last.looks;
         }
-        let looks = last.looks + 1;
         LOOKED.set(Look {
             begun,
             used: own_time(),
             looks,
         });
-        // Its rest was too long, or the call is over already, or it had no processor.
+        // Its rest was too long, or the call was over already, or it had no processor.
         if CALLS.load(Ordering::SeqCst) == 0 && looks < MOST_LOOKS {
             self.alarm.set(SECOND_LOOK);
         }
     }
 
     /// Until a call is under way, or a while.
-    fn wait(&self) {
+    fn wait(&self) -> Rested {
         let longest = Timespec {
             tv_sec: LONGEST_REST.as_secs() as i64,
             tv_nsec: LONGEST_REST.subsec_nanos().into(),
         };
         self.is_resting.store(true, Ordering::SeqCst);
         RESTING.fetch_add(1, Ordering::SeqCst);
-        // The kernel compares the counter itself before it lets the thread sleep.
-        let _ = futex::wait(&CALLS, futex::Flags::PRIVATE, 0, Some(&longest));
+        // One that was over before the thread had a processor does not count.
+        let mut rested = Rested::UntilACall;
+        while CALLS.load(Ordering::SeqCst) == 0 && rested == Rested::UntilACall {
+            self.has_core.store(false, Ordering::SeqCst);
+            // The kernel compares the counter itself before it lets the thread sleep.
+            let woken = futex::wait(&CALLS, futex::Flags::PRIVATE, 0, Some(&longest));
+            if woken == Err(Errno::TIMEDOUT) {
+                rested = Rested::AsLongAsMayBe;
+            }
+        }
         RESTING.fetch_sub(1, Ordering::SeqCst);
         self.is_resting.store(false, Ordering::SeqCst);
         // It was woken on one core only; if it cannot leave that, it computes there.
         let _ = sched_setaffinity(None, &self.cores);
+        rested
     }
 
     /// Has another thread look.
@@ -275,6 +302,10 @@ fn wake_all() {
         let (Some(core), Some(thread)) = (core, thread) else {
             continue;
         };
+        // Another caller woke it, on a core that is not that caller's.
+        if seat.has_core.swap(true, Ordering::SeqCst) {
+            continue;
+        }
         last = core;
         let mut alone = CpuSet::new();
         alone.set(core);
@@ -338,8 +369,8 @@ mod tests {
     impl Drop for Seeker {
         fn drop(&mut self) {
             self.stop.store(true, Ordering::Relaxed);
-            // It ends sooner when it is let go on.
-            drop(at_work());
+            // Who rests sees that it is to end when somebody computes.
+            let _working = at_work();
             if let Some(thread) = self.thread.take() {
                 thread.join().expect("the thread does not panic");
             }

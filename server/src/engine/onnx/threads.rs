@@ -102,7 +102,7 @@ fn start(work: Work, rests: bool) -> Option<JoinHandle<()>> {
         .name("onnx-pool".into())
         .stack_size(STACK_BYTES)
         .spawn(move || {
-            priority::take_long_turns();
+            priority::take_turns_of(priority::LONG_TURN);
             let _resting = rests.then(rest::when_idle);
             work.run();
         })
@@ -168,5 +168,7 @@ unsafe extern "C" fn join(handle: sys::OrtCustomThreadHandle) {
     let thread = handle.cast_mut().cast::<JoinHandle<()>>();
     // SAFETY: `create` made it of a box, and it is joined once.
     let thread = unsafe { Box::from_raw(thread) };
+    // One that rests does not see that it is to end.
+    let _working = rest::at_work();
     drop(thread.join());
 }
