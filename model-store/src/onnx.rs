@@ -5,6 +5,7 @@
 //! It is stricter than protobuf where two readers of one file could disagree (a message given
 //! twice, groups): the engine must see the file that was checked.
 
+mod apart;
 mod elements;
 mod external;
 mod nodes;
@@ -20,6 +21,7 @@ use std::io;
 
 use crate::graph::GraphSummary;
 
+pub use apart::TakenApart;
 pub(crate) use elements::{element_name, element_number, element_type, tensor_bytes};
 pub use external::ExternalError;
 pub(crate) use external::shown;

@@ -28,24 +28,25 @@ pub struct ModelBytes {
     /// The serialized ONNX model.
     pub graph: GraphBytes,
     /// External data by the location the graph names.
-    pub external: Vec<(String, Vec<u8>)>,
+    pub external: Vec<(String, Bytes)>,
 }
 
 /// Where a serialized model is.
 #[derive(Debug)]
 pub enum GraphBytes {
     Memory(Vec<u8>),
-    /// An open file that holds the whole model, without external data. It is read as a stream and
-    /// closed: a copy in memory beside what is parsed of it would cost as much as parsing.
+    /// An open file that holds the whole model, without external data.
     File(File),
 }
 
 impl ModelBytes {
     /// A model that is all in memory.
     pub fn in_memory(graph: Vec<u8>, external: Vec<(String, Vec<u8>)>) -> Self {
+        let external = external.into_iter();
+        let external = external.map(|(location, data)| (location, data.into()));
         Self {
             graph: GraphBytes::Memory(graph),
-            external,
+            external: external.collect(),
         }
     }
 }

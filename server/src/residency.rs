@@ -220,6 +220,11 @@ impl Residency {
         granted
     }
 
+    /// Whether so many bytes could be borrowed now.
+    pub fn could_lend(&self, bytes: u64) -> bool {
+        self.state.lock().budget.has_free(bytes)
+    }
+
     /// Takes `bytes` for work that belongs to no model, if they are free, until the guard is
     /// dropped.
     pub fn borrow(self: &Arc<Self>, bytes: u64) -> Option<Borrowed> {

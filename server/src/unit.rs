@@ -12,6 +12,7 @@ mod footprint;
 mod isolated;
 mod load;
 mod made;
+mod open;
 mod policy;
 mod prepare;
 mod queue;
@@ -62,7 +63,7 @@ pub use self::rows::{gather_inputs, split_outputs};
 pub(crate) use self::source::still_the_same;
 pub use self::source::{Source, SourceModel};
 use effects::{Answer, Effects, LoadWaiter, Place};
-use load::OpenSession;
+use open::OpenSession;
 use queue::Queue;
 
 /// The next unit's number.

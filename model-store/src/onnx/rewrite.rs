@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::wire::{Payload, Span, Wire};
-use super::{GraphError, MAX_FILE_BYTES};
+use super::wire::{Payload, ReadAt, Span, Wire};
+use super::{GraphError, MAX_FILE_BYTES, MAX_NESTING};
 use crate::graph::ExternalData;
 
 /// An initializer that the file does not have yet, with its data elsewhere.
@@ -34,41 +34,56 @@ impl Rewrite {
     }
 
     /// The file with the changes made.
-    pub(crate) fn apply(&self, bytes: &[u8]) -> Result<Vec<u8>, GraphError> {
-        let mut out = Vec::with_capacity(bytes.len());
-        let mut wire = Wire::new(&bytes);
+    pub(crate) fn apply(&self, source: &dyn ReadAt) -> Result<Vec<u8>, GraphError> {
+        let mut out = Vec::new();
+        let mut wire = Wire::new(source);
         let whole = wire.whole();
-        self.message(bytes, &mut wire, whole, &mut out)?;
+        self.message(&mut wire, whole, 0, &mut out)?;
         match out.len() as u64 {
             bytes if bytes > MAX_FILE_BYTES => Err(GraphError::FileTooLarge { bytes }),
             _ => Ok(out),
         }
     }
 
-    /// Copies a message; as deep as the walk before it went.
+    /// Copies a message that lies so deep. A file may have changed since it was walked.
     fn message(
         &self,
-        bytes: &[u8],
         wire: &mut Wire<'_>,
         span: Span,
+        depth: usize,
         out: &mut Vec<u8>,
     ) -> Result<(), GraphError> {
+        if depth == MAX_NESTING {
+            return Err(GraphError::TooDeep { offset: span.start });
+        }
         let place = self.places.get(&span.start);
+        // What stays as it is, up to the field that is looked at: copied in as few reads as possible.
+        let mut same = Span {
+            start: span.start,
+            end: span.start,
+        };
         wire.seek(span.start);
         while let Some(field) = wire.field(span.end)? {
+            // Data, references and where the data is give way to the new place.
+            let gives_way = place.is_some() && matches!(field.number, 4..=7 | 9..=11 | 13 | 14);
             match field.payload {
-                // Raw data, references and where the data is give way to the new place.
-                _ if place.is_some() && matches!(field.number, 9 | 13 | 14) => {}
-                _ if self.dropped.contains(&field.at) => {}
-                Payload::Bytes(child) if self.changes(child) => {
+                Payload::Bytes(child) if !gives_way && self.changes(child) => {
+                    wire.copy(same, out)?;
                     let mut inner = Vec::new();
-                    self.message(bytes, wire, child, &mut inner)?;
+                    self.message(wire, child, depth + 1, &mut inner)?;
                     put_bytes(out, field.number, &inner);
+                    same.start = field.end;
                 }
-                _ => out.extend_from_slice(&bytes[field.at as usize..field.end as usize]),
+                _ if gives_way || self.dropped.contains(&field.at) => {
+                    wire.copy(same, out)?;
+                    same.start = field.end;
+                }
+                _ => {}
             }
+            same.end = field.end;
             wire.seek(field.end);
         }
+        wire.copy(same, out)?;
         if let Some(place) = place {
             put_place(out, place);
         }

@@ -20,6 +20,8 @@ pub(crate) struct TensorSite {
     pub(crate) message: Span,
     pub(crate) in_subgraph: bool,
     pub(crate) is_constant: bool,
+    /// The values or the indices of an initializer that leaves zeros out.
+    pub(crate) is_sparse: bool,
 }
 
 /// Where a tensor's data is.

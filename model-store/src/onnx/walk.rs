@@ -110,6 +110,8 @@ struct Graph {
 #[derive(Clone, Copy, PartialEq)]
 enum Holder {
     Graph,
+    /// An initializer whose zeros are left out.
+    Sparse,
     Node,
 }
 
@@ -260,7 +262,7 @@ impl Walk<'_> {
                     walk.count_initializer()?;
                 }
                 15 => {
-                    let tensor = walk.sparse_tensor(field.span()?, Holder::Graph)?;
+                    let tensor = walk.sparse_tensor(field.span()?, Holder::Sparse)?;
                     block.constants.push((tensor.name, tensor.constant));
                     walk.count_initializer()?;
                 }

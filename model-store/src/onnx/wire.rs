@@ -242,6 +242,18 @@ impl<'a> Wire<'a> {
         Ok(bytes)
     }
 
+    /// Appends the bytes of a span, read at once; reading fields goes on where it was.
+    pub(crate) fn copy(&mut self, span: Span, out: &mut Vec<u8>) -> Result<(), GraphError> {
+        let start = out.len();
+        out.resize(start + span.len() as usize, 0);
+        let mut position = span.start;
+        while position < span.end {
+            let rest = &mut out[start + (position - span.start) as usize..];
+            position += read(self.source, rest, position)? as u64;
+        }
+        Ok(())
+    }
+
     fn skip(&mut self, count: u64, end: u64) -> Result<(), GraphError> {
         let at = self.position;
         match self.position.checked_add(count) {
@@ -282,27 +294,26 @@ impl<'a> Wire<'a> {
         let wanted = (self.size - self.position).min(self.next_read as u64) as usize;
         self.window.resize(wanted, 0);
         self.window_start = self.position;
-        let count = loop {
-            match self.source.read_at(&mut self.window, self.position) {
-                Ok(count) => break count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(cause) => {
-                    self.window.clear();
-                    return Err(GraphError::Read {
-                        offset: self.position,
-                        cause,
-                    });
-                }
+        let count = read(self.source, &mut self.window, self.position);
+        self.window.truncate(*count.as_ref().unwrap_or(&0));
+        count.map(drop)
+    }
+}
+
+/// Reads at least one byte.
+fn read(source: &dyn ReadAt, buffer: &mut [u8], offset: u64) -> Result<usize, GraphError> {
+    loop {
+        match source.read_at(buffer, offset) {
+            Ok(0) => {
+                return Err(malformed(
+                    offset,
+                    "an end before the one the file's size tells",
+                ));
             }
-        };
-        self.window.truncate(count);
-        if count == 0 {
-            return Err(malformed(
-                self.position,
-                "an end before the one the file's size tells",
-            ));
+            Ok(count) => return Ok(count),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(cause) => return Err(GraphError::Read { offset, cause }),
         }
-        Ok(())
     }
 }
 

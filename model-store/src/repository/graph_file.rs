@@ -186,7 +186,7 @@ impl GraphFile {
             walked.finish()
         } else {
             let warnings = walked.summary.warnings;
-            let rewritten = bound.rewrite.apply(&graph);
+            let rewritten = bound.rewrite.apply(&graph.as_slice());
             graph = rewritten.map_err(|cause| self.refused(cause))?;
             let summary = summarize(&graph.as_slice()).map_err(|cause| self.refused(cause))?;
             GraphSummary {

@@ -192,6 +192,13 @@ impl<K: Ord + Clone> MemoryBudget<K> {
         self.grant(key, bytes, ahead, now)
     }
 
+    /// Whether so many bytes are free that nobody waits for.
+    pub fn has_free(&self, bytes: u64) -> bool {
+        let claimed = self.claims.iter().map(|claim| claim.bytes);
+        let ahead = claimed.fold(0, u64::saturating_add);
+        self.fits(bytes, ahead)
+    }
+
     /// Gives up a reservation that was not granted.
     pub fn withdraw(&mut self, key: &K) {
         self.claims.retain(|claim| claim.key != *key);
@@ -253,12 +260,7 @@ impl<K: Ord + Clone> MemoryBudget<K> {
     }
 
     fn grant(&mut self, key: &K, bytes: u64, ahead: u64, now: Timestamp) -> bool {
-        let fits = self
-            .held
-            .checked_add(ahead)
-            .and_then(|sum| sum.checked_add(bytes))
-            .is_some_and(|sum| sum <= self.limit);
-        if !fits {
+        if !self.fits(bytes, ahead) {
             return false;
         }
         self.held += bytes;
@@ -275,6 +277,13 @@ impl<K: Ord + Clone> MemoryBudget<K> {
         });
         entry.holding.bytes += bytes;
         true
+    }
+
+    fn fits(&self, bytes: u64, ahead: u64) -> bool {
+        self.held
+            .checked_add(ahead)
+            .and_then(|sum| sum.checked_add(bytes))
+            .is_some_and(|sum| sum <= self.limit)
     }
 
     /// Bytes that evictions free for those who asked before `key` did.

@@ -3,6 +3,7 @@
 //! takes and gives tensors without copying them.
 
 pub mod allocator;
+mod apart;
 mod environment;
 mod external;
 mod graph_inputs;
@@ -34,6 +35,7 @@ use dormouse_core::datatype::DataType;
 use dormouse_model_store::spec::SessionSpec;
 
 use self::environment::Environment;
+use self::prepared::Lent;
 use self::session::{Graph, OnnxSession};
 use self::session_options::SessionOptions;
 use super::{
@@ -114,6 +116,32 @@ impl OnnxEngine {
         })?;
         Ok(Self { options })
     }
+
+    fn open_source(
+        &self,
+        model: &ModelBytes,
+        options: &SessionSpec,
+        effort: Effort,
+    ) -> Result<OnnxSession, EngineError> {
+        let (environment, _) = Environment::prepare(&self.options)?;
+        let mut session_options =
+            SessionOptions::new(environment, &self.options, options, &model.external)?;
+        let lent = match effort {
+            Effort::Full => {
+                session_options.packs_in_parallel(options)?;
+                None
+            }
+            Effort::Least => {
+                session_options.hasty(options)?;
+                session_options.borrows_external()?;
+                Some(Lent::external(&model.external))
+            }
+        };
+        let shrinks_arena = options.shrinks_arena;
+        settled(model, |graph| {
+            OnnxSession::open(environment, graph, &session_options, shrinks_arena, lent)
+        })
+    }
 }
 
 impl Engine for OnnxEngine {
@@ -127,19 +155,14 @@ impl Engine for OnnxEngine {
         options: &SessionSpec,
         effort: Effort,
     ) -> Result<Arc<dyn Session>, EngineError> {
-        let (environment, _) = Environment::prepare(&self.options)?;
-        let mut session_options =
-            SessionOptions::new(environment, &self.options, options, &model.external)?;
-        match effort {
-            Effort::Full => session_options.packs_in_parallel(options)?,
-            Effort::Least => session_options.hasty(options)?,
-        }
-        let shrinks_arena = options.shrinks_arena;
-        let open = |graph: Graph<'_>| {
-            OnnxSession::open(environment, graph, &session_options, shrinks_arena, None)
+        let session = match effort {
+            // What is packed is not read again, and would stay beside what was packed of it.
+            Effort::Full => self.open_source(&model, options, effort),
+            Effort::Least => {
+                apart::opened(&model, |model| self.open_source(model, options, effort))
+            }
         };
-        let session = settled(&model, open)?;
-        Ok(Arc::new(session))
+        Ok(Arc::new(session?))
     }
 
     fn optimize(
@@ -149,7 +172,9 @@ impl Engine for OnnxEngine {
         scratch: &Path,
     ) -> Result<Optimized, OptimizeError> {
         let (environment, _) = Environment::prepare(&self.options)?;
-        optimize::optimize(environment, &self.options, (&model, options), scratch)
+        apart::opened(&model, |model| {
+            optimize::optimize(environment, &self.options, (model, options), scratch)
+        })
     }
 
     fn open_prepared(

@@ -109,7 +109,7 @@ impl Isolation {
         self: &Arc<Self>,
         id: &ModelId,
         model: ModelBytes,
-        (session, needed): (&SessionSpec, u64),
+        (session, effort, needed): (&SessionSpec, Effort, u64),
     ) -> Result<(), TrialError> {
         let settings = &self.settings;
         let memory = settings.trial_memory.map_or_else(
@@ -124,7 +124,7 @@ impl Isolation {
         };
         let label = format!("{}/{}", id.name, id.version);
         let engine = IsolatedEngine::new(Arc::clone(self), label, bounds, Arc::new(|_| {}));
-        match engine.open(model, session, Effort::Full) {
+        match engine.open(model, session, effort) {
             Ok(_) | Err(EngineError::Terminated) => Ok(()),
             Err(EngineError::Lost(lost)) => Err(TrialError {
                 reason: lost.reason.to_string(),

@@ -261,9 +261,11 @@ impl Registry {
                 {
                     return Ok(None);
                 }
-                if let Some(ReadAhead { inspected, .. }) = ahead
+                if let Some(ReadAhead { mut inspected, .. }) = ahead
                     && !registry.has_changed(&model, &inspected.stamp)?
                 {
+                    // The same files may be in another folder of that name by now.
+                    inspected.dir = Arc::new(registry.dir(&model)?);
                     return Ok(Some(inspected));
                 }
                 registry.inspect(&model, given).map(Some)

@@ -9,7 +9,7 @@ use dormouse_core::time::Timestamp;
 use dormouse_model_store::spec::KeepAliveSpec;
 
 use super::effects::{Effects, Place};
-use super::load::{OpenSession, Weights};
+use super::open::{OpenSession, Weights};
 use super::prepare::drop_pages;
 use super::{State, Unit};
 use crate::engine::onnx::allocator;

@@ -6,9 +6,8 @@ use dormouse_core::lifecycle::Stage;
 use dormouse_model_store::store::{Digest, PreparedModel};
 use std::time::Duration;
 
-use super::load::Weights;
+use super::open::Weights;
 use super::{State, Unit};
-use crate::engine::Effort;
 use crate::isolation::WORKER_BYTES;
 use crate::residency::Held;
 
@@ -91,11 +90,8 @@ impl Unit {
             return state.leaving.clone();
         };
         let (private, prepared) = match &open.weights {
-            Weights::Private {
-                bytes,
-                effort: Effort::Least,
-            } => (*bytes, None),
-            // Parsed, and packed for the greater part.
+            // Parsed, and packed for the greater part; in haste what was read, and what was made of it
+            // where the graph was optimised.
             Weights::Private { bytes, .. } => (bytes.saturating_mul(2), None),
             // What is being dropped is still there.
             Weights::Mapped(_) if state.lifecycle.has_dropped() => (0, None),

@@ -13,11 +13,12 @@ use metrics::Gauge;
 use super::effects::{Effects, Failure, Place};
 use super::footprint::loading_footprint;
 use super::{State, Unit, still_the_same};
-use crate::engine::{Engine, LostWorker};
+use crate::engine::{Effort, Engine, LostWorker};
 use crate::error::ServeError;
 use crate::events::EventKind;
+use crate::isolation::TrialError;
 use crate::metrics::FailureReason;
-use crate::timeline::{LoadStage, TimelineRecorder};
+use crate::timeline::{LoadStage, StageGuard, TimelineRecorder};
 
 /// What is known against a model that runs in a process of its own.
 #[derive(Debug)]
@@ -152,7 +153,7 @@ impl Unit {
         now: Timestamp,
     ) {
         let verdict = state.crashes.note(lost.worker, now);
-        let gone = |open: &Arc<super::load::OpenSession>| open.session.lost().is_some();
+        let gone = |open: &Arc<super::open::OpenSession>| open.session.lost().is_some();
         if !state.session.as_ref().is_some_and(gone) {
             // It died while it was loading: whoever loads reports that as any other failure.
             self.bar_if_quarantined(state);
@@ -263,17 +264,31 @@ impl Unit {
         let verdict = match trials.known(folder.as_deref(), &key) {
             Some(verdict) if verdict.is_ok() || !pardoned => verdict,
             _ => {
-                let source = self.source.read()?;
-                stage.bytes(source.size);
-                let needed = loading_footprint(source.size);
-                let session = (&self.spec.session, needed);
-                let verdict = isolation.try_out(&self.id, source.bytes, session);
-                still_the_same(source.file.as_ref())?;
+                // In each way that it may be opened in: a verdict outlives what decides between them.
+                let mut verdict = self.try_out_with(Effort::Full, &stage)?;
+                if verdict.is_ok() && self.will_be_prepared() {
+                    verdict = self.try_out_with(Effort::Least, &stage)?;
+                }
                 trials.note(folder.as_deref(), &key, &verdict);
                 verdict
             }
         };
         verdict.map_err(|error| self.cannot_load(&error))
+    }
+
+    fn try_out_with(
+        &self,
+        effort: Effort,
+        stage: &StageGuard,
+    ) -> Result<Result<(), TrialError>, ServeError> {
+        let source = self.source.read()?;
+        stage.bytes(source.size);
+        let needed = loading_footprint(source.size);
+        let session = (&self.spec.session, effort, needed);
+        let isolation = &self.host.isolation;
+        let verdict = isolation.try_out(&self.id, source.bytes, session);
+        still_the_same(source.file.as_ref())?;
+        Ok(verdict)
     }
 
     /// What a verdict on the model is kept under, and where: by its files' content if that can be

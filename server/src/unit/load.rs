@@ -1,4 +1,4 @@
-//! Brings a session up: from the prepared store if it has the model, else from its files.
+//! Brings a session up: when and where that is done, and what its end means for who waits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -6,49 +6,21 @@ use std::time::Duration;
 
 use dormouse_core::code::ErrorCode;
 use dormouse_core::lifecycle::Stage;
-use dormouse_model_store::spec::{ModelSpec, TensorSpec};
-use dormouse_model_store::store::PreparedModel;
+use dormouse_core::time::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::effects::{Effects, Failure, Place};
 use super::footprint::loading_footprint;
-use super::made::MadePlaces;
-use super::{Unit, still_the_same};
-use crate::engine::instances::Instances;
-use crate::engine::{Effort, EngineError, Packing, Session, SessionTensor};
+use super::open::{NotOpened, OpenSession, Weights};
+use super::{State, Unit};
 use crate::error::ServeError;
 use crate::events::EventKind;
 use crate::metrics::FailureReason;
-use crate::timeline::{ColdStart, LoadStage, LoadTimeline, TimelineRecorder};
+use crate::timeline::{LoadStage, LoadTimeline, TimelineRecorder};
 
 /// A load that is known to take less than this does not give way: it is over before anybody would
 /// notice, and under a storm of requests those who wait for it would wait for all to be taken in.
 pub(super) const QUICK: Duration = Duration::from_millis(20);
-
-/// A session with the places of the model's tensors in it.
-#[derive(Debug)]
-pub(super) struct OpenSession {
-    pub(super) session: Arc<dyn Session>,
-    /// The session's index of each input of the model's signature.
-    pub(super) inputs: Vec<usize>,
-    pub(super) outputs: Vec<usize>,
-    /// Runs of equal shapes take about equally long.
-    pub(super) is_steady: bool,
-    pub(super) weights: Weights,
-    /// Tensors that the server makes and keeps, where the model has such.
-    pub(super) made: Option<Box<MadePlaces>>,
-}
-
-/// Where a session has its weights.
-#[derive(Clone, Debug)]
-pub(super) enum Weights {
-    /// In memory of its own, read from the model's files of so many bytes.
-    Private { bytes: u64, effort: Effort },
-    /// In the prepared store's files, read where they are mapped.
-    Mapped(Arc<PreparedModel>),
-    /// There, and packed in memory of its own.
-    Packed(Arc<PreparedModel>),
-}
 
 impl Unit {
     pub(super) fn spawn_load(&self, ahead: bool) {
@@ -315,135 +287,6 @@ impl Unit {
         })
     }
 
-    /// As [`Unit::open_mapped`], once more if the process that was at it was killed.
-    fn open_mapped_twice(
-        &self,
-        prepared: &Arc<PreparedModel>,
-        recorder: &TimelineRecorder,
-    ) -> Result<OpenSession, NotOpened> {
-        match self.open_mapped(prepared, recorder) {
-            Err(failed) if failed.by_accident => self.open_mapped(prepared, recorder),
-            opened => opened,
-        }
-    }
-
-    /// Builds a session over the prepared store's map while its pages come in.
-    fn open_mapped(
-        &self,
-        prepared: &Arc<PreparedModel>,
-        recorder: &TimelineRecorder,
-    ) -> Result<OpenSession, NotOpened> {
-        recorder.set_kind(ColdStart::Prepared);
-        let wake = &self.host.wake;
-        if self.isolated.is_some() {
-            // The process that reads them brings them in.
-        } else if wake.switches.overlap {
-            let (buffers, asked) = {
-                let mut state = self.state.lock();
-                let asked = std::mem::take(&mut state.load_asked);
-                (state.first_buffers.clone(), asked)
-            };
-            // Of all that can be done beside building the session this is what a run waits for
-            // if it is not there; what is not read of the weights yet it waits for as well, but
-            // only when it comes to it.
-            if let Some(buffers) = buffers {
-                wake.start_buffers(&self.host.engine, buffers, recorder);
-            }
-            // Nobody waits for these: the first run reads what is there by then.
-            drop(wake.start_populating(prepared, &asked, recorder));
-        } else {
-            wake.populate(prepared, recorder);
-        }
-        let _stage = recorder.stage(LoadStage::Session);
-        self.open_prepared(prepared, Packing::Off)
-    }
-
-    /// Reads the model's files and builds a session with weights of its own. If the model is about to
-    /// be prepared its first caller does not wait for what a better session takes.
-    fn open_source(&self, recorder: &TimelineRecorder) -> Result<OpenSession, Stopped> {
-        self.open_files(Some(recorder), self.effort())
-            .map_err(|stopped| {
-                // Whatever went wrong, it is of files that the model was not described from.
-                match self.source.is_current() {
-                    true => stopped,
-                    false => NotLoaded::Outdated.into(),
-                }
-            })
-    }
-
-    pub(super) fn open_files(
-        &self,
-        recorder: Option<&TimelineRecorder>,
-        effort: Effort,
-    ) -> Result<OpenSession, Stopped> {
-        let instances = match self.host.wake.switches.sharing {
-            true => 1,
-            false => self.spec.concurrency.max(1) as usize,
-        };
-        let mut sessions = Vec::new();
-        let mut is_steady = false;
-        for _ in 0..instances {
-            let stage = recorder.map(|recorder| recorder.stage(LoadStage::Read));
-            let source = self.source.read()?;
-            if !source.is_current {
-                return Err(NotLoaded::Outdated.into());
-            }
-            // A file that the engine reads is only opened here.
-            let (read, parsed) = match source.file {
-                None => (source.size, 0),
-                Some(_) => (0, source.size),
-            };
-            if let Some(stage) = stage {
-                stage.bytes(read);
-            }
-            is_steady = source.is_steady;
-            let stage = recorder.map(|recorder| recorder.stage(LoadStage::Session));
-            if let Some(stage) = &stage {
-                stage.bytes(parsed);
-            }
-            let session = self.engine().open(source.bytes, &self.spec.session, effort);
-            // First: what the engine says of a file that changed under it says nothing.
-            still_the_same(source.file.as_ref())?;
-            let session = session.map_err(|error| match &source.file {
-                None => self.cannot_load(&error),
-                // It knows the file by a number.
-                Some(file) => self.cannot_load(&format!("{}: {error}", file.path())),
-            })?;
-            sessions.push(session);
-        }
-        let session = match sessions.pop() {
-            Some(only) if sessions.is_empty() => only,
-            Some(first) => Arc::new(Instances::new(first, sessions)),
-            None => return Err(ServeError::internal("no session was opened").into()),
-        };
-        let bytes = self.source.size().saturating_mul(instances as u64);
-        let weights = Weights::Private { bytes, effort };
-        Ok(OpenSession::new(&self.spec, session, is_steady, weights)?)
-    }
-
-    pub(super) fn open_prepared(
-        &self,
-        prepared: &Arc<PreparedModel>,
-        packing: Packing,
-    ) -> Result<OpenSession, NotOpened> {
-        let session = self
-            .engine()
-            .open_stored(prepared, &self.spec.session, packing)
-            .map_err(|error| NotOpened {
-                error: self.cannot_load(&error),
-                by_accident: matches!(error, EngineError::Lost(lost) if !lost.by_itself),
-            })?;
-        let weights = match packing {
-            Packing::Off => Weights::Mapped(Arc::clone(prepared)),
-            Packing::On => Weights::Packed(Arc::clone(prepared)),
-        };
-        let is_steady = prepared.facts.is_steady;
-        OpenSession::new(&self.spec, session, is_steady, weights).map_err(|error| NotOpened {
-            error,
-            by_accident: false,
-        })
-    }
-
     pub(super) fn cannot_load(&self, cause: &dyn std::fmt::Display) -> ServeError {
         ServeError::unavailable(format!("model {} could not be loaded: {cause}", self.id))
     }
@@ -458,115 +301,132 @@ impl Unit {
             state.waking_since = None;
         }
         match loaded {
+            Ok(session) => self.load_succeeded(&mut state, &mut effects, (session, recorder), now),
             Err(NotLoaded::NotNow) => {
                 tracing::debug!(model = %self.id.name, version = self.id.version.0, "not loaded ahead of its next call: no memory is free, or its files have changed");
                 let queued = state.batcher.held();
                 let action = state.lifecycle.load_abandoned(queued);
                 self.act(&mut state, action, &mut effects, now);
             }
-            Ok(session) => {
-                let timeline = recorder.finish(state.batcher.queued() == 0);
-                self.report_loaded(&timeline);
-                state.at_once.restart();
-                let at_once = state.at_once.limit();
-                self.metrics().runs_at_once.set(at_once as f64);
-                state.profile.record_load(timeline.loading());
-                self.took_up(&mut state, &session);
-                let from_source = matches!(session.weights, Weights::Private { .. });
-                state.prepared = !from_source;
-                state.session = Some(session);
-                self.replan(&mut state);
-                self.counters.woke(recorder.clone());
-                state.timeline = Some(recorder);
-                state.load_error = None;
-                let action = state.lifecycle.loaded(now);
-                self.note_holding(&state);
-                let lost = state.session.as_ref().and_then(|open| open.session.lost());
-                if lost.is_none() && state.crashes.recovered() {
-                    self.host.metrics.server().workers.restarts.increment(1);
-                }
-                if let Some(lost) = lost.filter(|_| state.lifecycle.stage() == Stage::Warm) {
-                    // Its process died before there was a session to take out of service. Who
-                    // waits goes on waiting, for the next one.
-                    self.session_lost(&mut state, &mut effects, &lost, now);
-                } else {
-                    let waiters = state.load_waiters.drain(..);
-                    effects
-                        .loaded
-                        .extend(waiters.map(|waiter| (waiter, Ok(()))));
-                }
-                state.batcher.start_alone(now);
-                self.pump(&mut state, &mut effects, now);
-                state.prepare_next = from_source && !state.runs.is_empty();
-                effects.prepare = from_source && !state.prepare_next;
-                self.act(&mut state, action, &mut effects, now);
-                let queued = state.batcher.held();
-                let action = state.lifecycle.poll(now, queued);
-                self.act(&mut state, action, &mut effects, now);
-            }
-            Err(NotLoaded::Outdated) => {
-                self.host.wake.residency.release(self.serial);
-                tracing::info!(model = %self.id.name, version = self.id.version.0, stage = "asleep", "files were changed before they were loaded: who waits gets what is there now");
-                state.lifecycle.load_outdated();
-                let error = self.cannot_load(&"its files were changed while it was being loaded");
-                let waiters = state.load_waiters.drain(..);
-                effects
-                    .loaded
-                    .extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
-                for pending in state.batcher.flush(now) {
-                    self.metrics().pending.decrement(1);
-                    // A later step could come to the successor before the first one.
-                    if pending.continues_sequence() {
-                        let failure = Failure {
-                            error: error.clone(),
-                            reason: FailureReason::Backend,
-                        };
-                        self.fail(&mut state, &mut effects, pending, failure);
-                        continue;
-                    }
-                    self.send_on(&mut state, &mut effects, pending);
-                }
-                self.act(&mut state, None, &mut effects, now);
-            }
+            Err(NotLoaded::Outdated) => self.load_outdated(&mut state, &mut effects, now),
             Err(NotLoaded::Failed(error)) => {
-                self.host.wake.residency.release(self.serial);
-                let retry_at = state.lifecycle.load_failed(now);
-                self.metrics().load_failures.increment(1);
                 recorder.failed(&error);
-                tracing::error!(model = %self.id.name, version = self.id.version.0, stage = "failed", %error, retry_in = ?(retry_at - now), "load failed");
-                self.host.events.publish(&self.id, || EventKind::Failed {
-                    error: error.to_string(),
-                    retry_in: retry_at - now,
-                });
-                let error = may_retry(error, retry_at - now);
-                state.load_error = Some(error.clone());
-                self.bar_if_quarantined(&mut state);
-                effects.loaded.extend(
-                    state
-                        .load_waiters
-                        .drain(..)
-                        .map(|waiter| (waiter, Err(error.clone()))),
-                );
-                for pending in state.batcher.flush(now) {
-                    self.metrics().pending.decrement(1);
-                    self.fail(
-                        &mut state,
-                        &mut effects,
-                        pending,
-                        Failure {
-                            error: error.clone(),
-                            reason: FailureReason::Backend,
-                        },
-                    );
-                }
-                if state.lifecycle.stage() == Stage::Retired {
-                    effects.retired.append(&mut state.retire_waiters);
-                }
-                self.set_alarm(&mut state, &mut effects);
+                self.load_failed(&mut state, &mut effects, error, now);
             }
         }
         drop(state);
         self.perform(effects, Place::Elsewhere);
+    }
+
+    fn load_succeeded(
+        &self,
+        state: &mut State,
+        effects: &mut Effects,
+        (session, recorder): (Arc<OpenSession>, TimelineRecorder),
+        now: Timestamp,
+    ) {
+        let timeline = recorder.finish(state.batcher.queued() == 0);
+        self.report_loaded(&timeline);
+        state.at_once.restart();
+        let at_once = state.at_once.limit();
+        self.metrics().runs_at_once.set(at_once as f64);
+        state.profile.record_load(timeline.loading());
+        self.took_up(state, &session);
+        let from_source = matches!(session.weights, Weights::Private { .. });
+        state.prepared = !from_source;
+        state.session = Some(session);
+        self.replan(state);
+        self.counters.woke(recorder.clone());
+        state.timeline = Some(recorder);
+        state.load_error = None;
+        let action = state.lifecycle.loaded(now);
+        self.note_holding(state);
+        let lost = state.session.as_ref().and_then(|open| open.session.lost());
+        if lost.is_none() && state.crashes.recovered() {
+            self.host.metrics.server().workers.restarts.increment(1);
+        }
+        if let Some(lost) = lost.filter(|_| state.lifecycle.stage() == Stage::Warm) {
+            // Its process died before there was a session to take out of service. Who
+            // waits goes on waiting, for the next one.
+            self.session_lost(state, effects, &lost, now);
+        } else {
+            let waiters = state.load_waiters.drain(..);
+            effects
+                .loaded
+                .extend(waiters.map(|waiter| (waiter, Ok(()))));
+        }
+        state.batcher.start_alone(now);
+        self.pump(state, effects, now);
+        state.prepare_next = from_source && !state.runs.is_empty();
+        effects.prepare = from_source && !state.prepare_next;
+        self.act(state, action, effects, now);
+        let queued = state.batcher.held();
+        let action = state.lifecycle.poll(now, queued);
+        self.act(state, action, effects, now);
+    }
+
+    /// Who waits is sent on to the unit that is made of the files as they are now.
+    fn load_outdated(&self, state: &mut State, effects: &mut Effects, now: Timestamp) {
+        self.host.wake.residency.release(self.serial);
+        tracing::info!(model = %self.id.name, version = self.id.version.0, stage = "asleep", "files were changed before they were loaded: who waits gets what is there now");
+        state.lifecycle.load_outdated();
+        let error = self.cannot_load(&"its files were changed while it was being loaded");
+        let waiters = state.load_waiters.drain(..);
+        effects
+            .loaded
+            .extend(waiters.map(|waiter| (waiter, Err(error.clone()))));
+        for pending in state.batcher.flush(now) {
+            self.metrics().pending.decrement(1);
+            // A later step could come to the successor before the first one.
+            if pending.continues_sequence() {
+                let failure = Failure {
+                    error: error.clone(),
+                    reason: FailureReason::Backend,
+                };
+                self.fail(state, effects, pending, failure);
+                continue;
+            }
+            self.send_on(state, effects, pending);
+        }
+        self.act(state, None, effects, now);
+    }
+
+    fn load_failed(
+        &self,
+        state: &mut State,
+        effects: &mut Effects,
+        error: ServeError,
+        now: Timestamp,
+    ) {
+        self.host.wake.residency.release(self.serial);
+        let retry_at = state.lifecycle.load_failed(now);
+        self.metrics().load_failures.increment(1);
+        tracing::error!(model = %self.id.name, version = self.id.version.0, stage = "failed", %error, retry_in = ?(retry_at - now), "load failed");
+        self.host.events.publish(&self.id, || EventKind::Failed {
+            error: error.to_string(),
+            retry_in: retry_at - now,
+        });
+        let error = may_retry(error, retry_at - now);
+        state.load_error = Some(error.clone());
+        self.bar_if_quarantined(state);
+        effects.loaded.extend(
+            state
+                .load_waiters
+                .drain(..)
+                .map(|waiter| (waiter, Err(error.clone()))),
+        );
+        for pending in state.batcher.flush(now) {
+            self.metrics().pending.decrement(1);
+            let failure = Failure {
+                error: error.clone(),
+                reason: FailureReason::Backend,
+            };
+            self.fail(state, effects, pending, failure);
+        }
+        if state.lifecycle.stage() == Stage::Retired {
+            effects.retired.append(&mut state.retire_waiters);
+        }
+        self.set_alarm(state, effects);
     }
 
     fn report_loaded(&self, timeline: &LoadTimeline) {
@@ -595,14 +455,6 @@ pub(super) enum NotLoaded {
     NotNow,
     /// Its files are not those that it was described from.
     Outdated,
-}
-
-/// Why there is no session over what the store has.
-#[derive(Debug)]
-pub(super) struct NotOpened {
-    pub(super) error: ServeError,
-    /// Its process was killed, which says nothing of what it was opening.
-    by_accident: bool,
 }
 
 /// Why a load did not run to its end.
@@ -644,63 +496,5 @@ pub(super) fn may_retry(error: ServeError, wait: Duration) -> ServeError {
 impl From<ServeError> for NotLoaded {
     fn from(error: ServeError) -> Self {
         Self::Failed(error)
-    }
-}
-
-impl OpenSession {
-    /// Whether it was built in haste, to be replaced.
-    pub(super) fn is_hasty(&self) -> bool {
-        matches!(
-            self.weights,
-            Weights::Private {
-                effort: Effort::Least,
-                ..
-            }
-        )
-    }
-
-    /// Finds the model's tensors in the session.
-    fn new(
-        spec: &ModelSpec,
-        session: Arc<dyn Session>,
-        is_steady: bool,
-        weights: Weights,
-    ) -> Result<Self, ServeError> {
-        let find = |what: &str, tensor: &TensorSpec, among: &[&SessionTensor]| {
-            let place = among
-                .iter()
-                .position(|candidate| *candidate.name == *tensor.name);
-            place.ok_or_else(|| {
-                let known: Vec<&str> = among.iter().map(|known| known.name.as_str()).collect();
-                ServeError::unavailable(format!(
-                    "the configuration of model '{}' names {what} '{}', but the graph has only {known:?}",
-                    spec.name, tensor.name
-                ))
-            })
-        };
-        // The session counts inputs that may be left out after those that may not.
-        let known: Vec<&SessionTensor> = session
-            .inputs()
-            .iter()
-            .chain(session.optional_inputs())
-            .collect();
-        let inputs = spec.inputs.iter();
-        let inputs = inputs.map(|input| find("input", input, &known));
-        let inputs = inputs.collect::<Result<_, _>>()?;
-        let known: Vec<&SessionTensor> = session.outputs().iter().collect();
-        let outputs = spec.outputs.iter();
-        let outputs = outputs.map(|output| find("output", output, &known));
-        let outputs = outputs.collect::<Result<_, _>>()?;
-        let made = MadePlaces::find(spec, &*session)?;
-        // However short its runs are: one that hangs must not hold up a thread that serves.
-        let is_steady = is_steady && !session.is_remote();
-        Ok(Self {
-            session,
-            inputs,
-            outputs,
-            is_steady,
-            weights,
-            made,
-        })
     }
 }

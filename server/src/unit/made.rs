@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 
 use self::inputs::Gathering;
 use super::Unit;
-use super::load::OpenSession;
+use super::open::OpenSession;
 use super::queue::Steps;
 use super::run::{Finished, Run};
 use crate::activity::Hold;

@@ -1,6 +1,7 @@
 //! A unit and the prepared store: what is looked up there, what is put there, and the packed
 //! session that follows an unpacked one.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use dormouse_model_store::store::PreparedModel;
 use tokio::time::Instant;
 
 use super::footprint::{loading_footprint, packed_bytes};
-use super::load::{NotLoaded, NotOpened, OpenSession, Stopped, Weights};
+use super::load::{NotLoaded, Stopped};
+use super::open::{NotOpened, OpenSession, Weights};
 use super::{State, Unit};
 use crate::engine::{Effort, Engine, EngineError, Packing, Session};
 use crate::error::ServeError;
@@ -97,26 +99,43 @@ impl Unit {
 
     /// How a session is built from the model's files: in haste if it is soon replaced.
     pub(super) fn effort(&self) -> Effort {
-        match self.will_be_prepared() && !self.state.lock().missed_preparation {
+        let is_soon_replaced = self.will_be_prepared()
+            && !self.state.lock().missed_preparation
+            && self
+                .host
+                .wake
+                .residency
+                .could_lend(self.needed_to_prepare());
+        match is_soon_replaced {
             true => Effort::Least,
             false => Effort::Full,
         }
     }
 
+    /// As much as another load of the model takes.
+    fn needed_to_prepare(&self) -> u64 {
+        loading_footprint(self.source.size())
+    }
+
+    /// Memory that is none of the model's own.
+    fn borrow_to_prepare(&self) -> Option<Borrowed> {
+        self.host.wake.residency.borrow(self.needed_to_prepare())
+    }
+
     /// Puts the model into the prepared store, in the background and once, and has it read its weights
     /// from there.
     pub(super) fn spawn_prepare(&self) {
-        if !self.will_be_prepared() || std::mem::replace(&mut self.state.lock().preparing, true) {
+        let hasty = self.private_session().filter(|open| open.is_hasty());
+        let is_wanted = self.will_be_prepared() || hasty.is_some();
+        // Not held: its weights go as soon as it is replaced.
+        let hasty = hasty.as_ref().map(Arc::downgrade);
+        if !is_wanted || std::mem::replace(&mut self.state.lock().preparing, true) {
             return;
         }
         let unit = self.arc();
         let spawned = self.host.wake.preparers.spawn(move || {
             let moving = unit.host.wake.moves.begin();
-            // Not held: its weights go as soon as it is replaced.
-            let hasty = unit.private_session().as_ref().map(Arc::downgrade);
-            let prepared = unit.prepare_now();
-            let left = prepared && unit.leave_private_weights();
-            let room = if left { None } else { unit.finish_private() };
+            let (prepared, room) = unit.prepare_and_replace();
             drop(moving);
             let mut state = unit.state.lock();
             state.preparing = false;
@@ -139,25 +158,40 @@ impl Unit {
             unit.perform(effects, super::effects::Place::Elsewhere);
         });
         if let Err(error) = spawned {
-            self.state.lock().preparing = false;
+            let mut state = self.state.lock();
+            state.preparing = false;
+            state.missed_preparation = true;
+            drop(state);
             tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "not prepared");
         }
     }
 
-    /// Whether the store has the model afterwards.
-    fn prepare_now(&self) -> bool {
-        let Some(preparation) = &self.host.wake.preparation else {
-            return false;
+    /// Prepares the model and replaces the session that was built before. Tells whether the store has
+    /// the model, and what is still borrowed of the memory budget.
+    fn prepare_and_replace(&self) -> (bool, Option<Borrowed>) {
+        let work = || {
+            let prepared = self.prepare_now();
+            let left = prepared
+                .as_ref()
+                .is_some_and(|prepared| self.leave_private_weights_for(prepared));
+            let room = if left { None } else { self.finish_private() };
+            (prepared.is_some(), room)
         };
-        // As much as another load of the model takes; it is none of the model's own.
-        let Some(_room) = self
-            .host
-            .wake
-            .residency
-            .borrow(loading_footprint(self.source.size()))
-        else {
+        // Whoever waits for a preparation must see its end, whatever that is.
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+            self.state.lock().unpreparable = true;
+            tracing::error!(model = %self.id.name, version = self.id.version.0, "not prepared: a bug in the server");
+            (false, None)
+        })
+    }
+
+    /// What the store has of the model afterwards.
+    fn prepare_now(&self) -> Option<Arc<PreparedModel>> {
+        let preparation = self.host.wake.preparation.as_ref();
+        let preparation = preparation.filter(|_| self.will_be_prepared())?;
+        let Some(_room) = self.borrow_to_prepare() else {
             tracing::info!(model = %self.id.name, version = self.id.version.0, "not prepared: no memory is free for it");
-            return false;
+            return None;
         };
         let label = self.label();
         let engine = self.preparing_engine();
@@ -167,7 +201,7 @@ impl Unit {
                     self.host.metrics.server().preparations.increment(1);
                     tracing::info!(model = %self.id.name, version = self.id.version.0, source_bytes = prepared.facts.source_bytes, weight_bytes = prepared.weight_bytes(), "prepared: wakes from the store from now on");
                 }
-                true
+                Some(prepared)
             }
             Err(
                 error @ (PrepareError::NotPreparable(_)
@@ -178,7 +212,7 @@ impl Unit {
                 state.unpreparable = matches!(error, PrepareError::NotPreparable(_));
                 drop(state);
                 tracing::info!(model = %self.id.name, version = self.id.version.0, %error, "not prepared");
-                false
+                None
             }
             Err(error) => {
                 // What kills the process that prepares it would do so again.
@@ -189,21 +223,28 @@ impl Unit {
                 self.state.lock().unpreparable |= kills;
                 self.host.metrics.server().preparation_failures.increment(1);
                 tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "not prepared; the model goes on being loaded from its files");
-                false
+                None
             }
         }
     }
 
-    /// Replaces a session that has weights of its own by one over the prepared store; false when that
-    /// cannot be built.
-    pub(super) fn leave_private_weights(&self) -> bool {
+    /// Replaces a session that has weights of its own by one over the prepared store, if the model is
+    /// there.
+    pub(super) fn leave_private_weights(&self) {
+        if self.private_session().is_some()
+            && let Some(prepared) = self.find_prepared()
+        {
+            self.leave_private_weights_for(&prepared);
+        }
+    }
+
+    /// Replaces a session that has weights of its own; false when none can be built over the prepared
+    /// ones.
+    fn leave_private_weights_for(&self, prepared: &Arc<PreparedModel>) -> bool {
         let Some(private) = self.private_session() else {
             return true;
         };
-        let Some(prepared) = self.find_prepared() else {
-            return false;
-        };
-        match self.open_prepared(&prepared, Packing::Off) {
+        match self.open_prepared(prepared, Packing::Off) {
             Ok(open) => {
                 if self.replace(private, open) {
                     tracing::info!(model = %self.id.name, version = self.id.version.0, "weights are read from the prepared store");
@@ -221,8 +262,7 @@ impl Unit {
     /// what it has borrowed of the memory budget.
     fn finish_private(&self) -> Option<Borrowed> {
         let hasty = self.private_session().filter(|open| open.is_hasty())?;
-        let needed = loading_footprint(self.source.size());
-        let Some(room) = self.host.wake.residency.borrow(needed) else {
+        let Some(room) = self.borrow_to_prepare() else {
             tracing::info!(model = %self.id.name, version = self.id.version.0, "it goes on as it was loaded in haste: no memory is free for a better session");
             return None;
         };

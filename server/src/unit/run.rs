@@ -13,14 +13,15 @@ use dormouse_model_store::spec::TensorSpec;
 use smallvec::SmallVec;
 
 use super::effects::{Answer, Effects, Failure, Place, release_in_order};
-use super::load::OpenSession;
 use super::made::Kept;
+use super::open::OpenSession;
 use super::queue::{Steps, Taken};
 use super::rows::{gather_with, split_outputs, taken, wanted_outputs};
 use super::{KnownRun, Pending, RunInfo, RunShapes, SHORT_RUN, State, Unit};
 use crate::engine::{EngineError, StopHandle, gather_for};
 use crate::error::ServeError;
 use crate::metrics::{FailureReason, Phase};
+use crate::priority::{LONG_TURN, take_turns_of};
 use crate::request::{InferRequest, InferResponse, Tensor};
 use crate::spans::Ran;
 use crate::stats::RunDurations;
@@ -98,6 +99,8 @@ impl Unit {
         } else {
             let unit = self.arc();
             self.host.runtime.spawn_blocking(move || {
+                // As those of the pool do, one of which may be computing for somebody else.
+                take_turns_of(LONG_TURN);
                 // Under load the next batch waits already: another thread would have to be woken
                 // for it, and be given a core.
                 let mut next = Some(run);

@@ -7,7 +7,7 @@ use dormouse_core::time::Timestamp;
 use dormouse_model_store::spec::{TensorSpec, WarmupData, WarmupInput, WarmupSpec};
 
 use super::Unit;
-use super::load::OpenSession;
+use super::open::OpenSession;
 use crate::error::ServeError;
 use crate::request::{InferRequest, SequenceStep, Tensor};
 use crate::sample;

@@ -122,7 +122,7 @@ impl Walk<'_> {
             values,
         };
         let inside = !located_outside;
-        if holder == Holder::Graph || !inside || place.bytes_inside(span) >= LARGE_CONSTANT {
+        if holder != Holder::Node || !inside || place.bytes_inside(span) >= LARGE_CONSTANT {
             let site = TensorSite {
                 name,
                 element: data_type,
@@ -132,6 +132,7 @@ impl Walk<'_> {
                 message: span,
                 in_subgraph: self.level > 1,
                 is_constant: holder == Holder::Node,
+                is_sparse: holder == Holder::Sparse,
             };
             push(&mut self.sites, site, "tensors", MAX_TENSORS)?;
         }

@@ -42,6 +42,7 @@ fn what_is_free_is_granted_and_held() {
     assert_eq!(budget.held(), 1000 * MB);
     assert_eq!(budget.reserve(&"c", MB, at(0)), Reservation::Wait);
     budget.release(&"a");
+    assert!(budget.has_free(600 * MB) && !budget.has_free(601 * MB));
     assert_eq!(budget.reserve(&"c", MB, at(0)), Reservation::Granted);
 }
 

@@ -7,6 +7,8 @@
 
 use std::borrow::Cow;
 
+use bytes::Bytes;
+
 use super::model_proto::{LARGEST, Place, Rewrite, TensorHead, is_ort_format, rewrite, with_data};
 use crate::engine::EngineError;
 
@@ -17,7 +19,7 @@ const SMALL: usize = 4096;
 /// unless something small or inside a subgraph lives outside.
 pub(super) fn settle<'a>(
     graph: &'a [u8],
-    files: &[(String, Vec<u8>)],
+    files: &[(String, Bytes)],
 ) -> Result<Cow<'a, [u8]>, EngineError> {
     if is_ort_format(graph) {
         return Ok(Cow::Borrowed(graph));
@@ -34,7 +36,7 @@ pub(super) fn settle<'a>(
 }
 
 struct Settle<'f> {
-    files: &'f [(String, Vec<u8>)],
+    files: &'f [(String, Bytes)],
 }
 
 impl Rewrite for Settle<'_> {

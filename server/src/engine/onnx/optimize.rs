@@ -56,7 +56,18 @@ pub(super) fn optimize(
     }
     let graph_file = scratch.join(GRAPH_FILE);
     let data_file = scratch.join(DATA_FILE);
+    // An attempt before this one may have left some.
+    for file in [&graph_file, &data_file] {
+        match fs::remove_file(file) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                let why = format!("cannot remove {}: {error}", file.display());
+                return Err(EngineError::Failed(why).into());
+            }
+            _ => {}
+        }
+    }
     let mut options = SessionOptions::new(environment, engine, spec, &model.external)?;
+    options.borrows_external()?;
     options.optimized_model(&graph_file)?;
     for (key, value) in [
         (

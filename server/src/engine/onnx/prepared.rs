@@ -93,6 +93,12 @@ pub(super) struct Lent {
 }
 
 impl Lent {
+    /// Data outside the graph that a session reads where it lies.
+    pub(super) fn external(external: &[(String, Bytes)]) -> Self {
+        let memory = external.iter().map(|(_, data)| data.clone());
+        Self::new(Vec::new(), memory.collect(), None, HashMap::new())
+    }
+
     fn new(
         values: Vec<Value>,
         memory: Vec<Bytes>,

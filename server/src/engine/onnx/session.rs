@@ -37,7 +37,8 @@ pub(super) struct OnnxSession {
     owner: Owner,
     /// What its first run had of them.
     first_buffers: OnceLock<RunBuffers>,
-    /// Weights of a prepared session. Not in `drop` but after it: the session goes first.
+    /// Weights that the session reads where they lie. Not in `drop` but after it: the session goes
+    /// first.
     lent: Option<Lent>,
 }
 
@@ -75,9 +76,11 @@ impl OnnxSession {
         let packed = lent.as_ref().and_then(|lent| lent.packed.as_ref());
         let _working = options.at_work();
         // SAFETY: environment and options are alive, the graph is valid for its length, and
-        // the external data that the options lend stays borrowed until this returns; ONNX Runtime
-        // copies both (entries that would make it keep pointers are refused). Values given as
-        // initializers and the container of packed weights are kept by `lent` beyond the session.
+        // the external data that the options lend stays borrowed until this returns. ONNX Runtime
+        // copies both (a model's own entries that would make it keep pointers are refused), unless
+        // these options have it read external data where it lies; that, values given as initializers
+        // and the container of packed weights are kept by `lent` beyond the session, or by whoever
+        // closes it at once.
         check(api, unsafe {
             match (graph, packed) {
                 (Graph::Bytes(bytes), None) => (api.CreateSessionFromArray)(

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 
+use bytes::Bytes;
 use dormouse_model_store::spec::{GraphLevel, SessionSpec};
 use ort::sys;
 
@@ -47,7 +48,7 @@ impl<'a> SessionOptions<'a> {
         environment: &'static Environment,
         engine: &OnnxOptions,
         spec: &SessionSpec,
-        external: &'a [(String, Vec<u8>)],
+        external: &'a [(String, Bytes)],
     ) -> Result<Self, EngineError> {
         let mut options = Self::empty(environment)?;
         options.threads(engine, spec)?;
@@ -227,6 +228,22 @@ impl<'a> SessionOptions<'a> {
         self.default_entry(spec, "session.disable_prepacking", "1")
     }
 
+    /// Has the session read external data where it lies instead of copying it. That must outlive the
+    /// session.
+    #[expect(unsafe_code, reason = "sets options of the C API")]
+    pub(super) fn borrows_external(&mut self) -> Result<(), EngineError> {
+        self.entry(
+            "session.use_external_initializer_file_buffers_directly",
+            "1",
+        )?;
+        let api = self.environment.api;
+        // A pattern of memory has room for all weights, those that are elsewhere included.
+        // SAFETY: the options are alive.
+        check(api, unsafe {
+            (api.DisableMemPattern)(self.options.as_ptr())
+        })
+    }
+
     /// Says that a session is being built from these options.
     pub(super) fn at_work(&self) -> AtWork {
         match self.has_work_for_pool {
@@ -268,7 +285,7 @@ impl<'a> SessionOptions<'a> {
     }
 
     #[expect(unsafe_code, reason = "lends buffers to the C API")]
-    fn external(&mut self, external: &'a [(String, Vec<u8>)]) -> Result<(), EngineError> {
+    fn external(&mut self, external: &'a [(String, Bytes)]) -> Result<(), EngineError> {
         if external.is_empty() {
             return Ok(());
         }
@@ -286,7 +303,8 @@ impl<'a> SessionOptions<'a> {
         let lengths: Vec<_> = external.iter().map(|(_, data)| data.len()).collect();
         let api = self.environment.api;
         // SAFETY: the three arrays have the length given; the names are copied, and the buffers
-        // stay borrowed for `'a`, which the options do not outlive. ONNX Runtime only reads them.
+        // stay borrowed for `'a`, which the options do not outlive; a session that reads them where
+        // they lie is closed before they go (see `borrows_external`). ONNX Runtime only reads them.
         check(api, unsafe {
             (api.AddExternalInitializersFromMemory)(
                 self.options.as_ptr(),

@@ -1,5 +1,6 @@
 //! The engine against the real library, which is installed below `target/` on first use.
 
+mod apart;
 mod control;
 mod external;
 pub(crate) mod graph;
@@ -24,6 +25,9 @@ use crate::assets::Quiet;
 use crate::engine::{Effort, Engine, EngineError, ModelBytes, Session};
 use crate::request::Tensor;
 use crate::runtime_library;
+
+/// Held by tests that look at how much memory the engine uses, and by those that use megabytes of it.
+static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
 /// Where the library and the model are kept between runs of the tests.
 fn cache() -> PathBuf {

@@ -8,7 +8,7 @@ use super::{MadePlaces, Part, PartResult};
 use crate::engine::EngineError;
 use crate::request::Tensor;
 use crate::unit::Unit;
-use crate::unit::load::OpenSession;
+use crate::unit::open::OpenSession;
 use crate::unit::rows::Splitter;
 
 /// Which of the session's outputs a run is asked for.

@@ -243,7 +243,11 @@ impl Pool {
         AllocatorStats {
             live_bytes,
             cached_bytes: self.shelves.bytes(),
-            peak_bytes: self.peak.load(Ordering::Relaxed).max(live_bytes),
+            // Not noted with every block, but never less than what somebody was told.
+            peak_bytes: self
+                .peak
+                .fetch_max(live_bytes, Ordering::Relaxed)
+                .max(live_bytes),
         }
     }
 

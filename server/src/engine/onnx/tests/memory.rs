@@ -9,9 +9,6 @@ const FLOAT: u64 = 1;
 const INT64: u64 = 7;
 const MIB: u64 = 1 << 20;
 
-/// Held by tests that look at large numbers.
-static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
-
 fn session(graph: &graph::Graph, memory_arena: Option<bool>) -> Arc<dyn Session> {
     let spec = SessionSpec {
         memory_arena,
@@ -133,7 +130,9 @@ fn threads_of_a_session_keep_the_priority_of_requests() {
     let background = crate::priority::Background::new("test-build", 1);
     let job = background.spawn(move || engine().open(model, &spec, Effort::Full));
     let session = job.unwrap().wait().unwrap().unwrap();
-    let found = niceness();
+    // A thread has its name from its first moments on a core, which the session did not wait for.
+    let mut looks = (0..100_000).map(|_| niceness());
+    let found = looks.find(|found| found.len() >= 2).unwrap_or_default();
     assert!(found.len() >= 2, "{found:?}");
     assert!(
         found.iter().all(|nice| *nice == usual.to_string()),
