@@ -111,7 +111,9 @@ fn what_another_process_holds_is_not_cleared_until_it_ends() {
     assert!(store.gc(0).unwrap().removed.is_empty());
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(store.gc(0).unwrap().removed.len(), 1);
+    // A process that another test has forked holds what is open here until it runs its program.
+    let mut attempts = (0..100_000).map(|_| store.gc(0).unwrap().removed.len());
+    assert_eq!(attempts.find(|&removed| removed > 0), Some(1));
     assert_eq!(bench.count("packs"), 0);
 }
 
