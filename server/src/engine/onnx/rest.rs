@@ -329,8 +329,8 @@ fn next_core(cores: &CpuSet, last: usize, left_out: usize) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicU64};
+    use std::sync::{Arc, mpsc};
 
     use tokio::time::Instant;
 
@@ -338,6 +338,7 @@ mod tests {
 
     /// A thread that looks for work and finds none, as those of the pool do.
     struct Seeker {
+        id: i32,
         rounds: Arc<AtomicU64>,
         stop: Arc<AtomicBool>,
         thread: Option<std::thread::JoinHandle<()>>,
@@ -347,7 +348,10 @@ mod tests {
         fn start() -> Self {
             let (rounds, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
             let (counted, stopped) = (Arc::clone(&rounds), Arc::clone(&stop));
+            let (tell, told) = mpsc::channel();
             let thread = std::thread::spawn(move || {
+                tell.send(rustix::thread::gettid().as_raw_nonzero().get())
+                    .expect("somebody asked");
                 let _guard = when_idle().expect("timers that signal a thread are allowed");
                 while !stopped.load(Ordering::Relaxed) {
                     counted.fetch_add(1, Ordering::Relaxed);
@@ -355,6 +359,7 @@ mod tests {
                 }
             });
             Self {
+                id: told.recv().expect("it begins with this"),
                 rounds,
                 stop,
                 thread: Some(thread),
@@ -363,6 +368,17 @@ mod tests {
 
         fn rounds(&self) -> u64 {
             self.rounds.load(Ordering::Relaxed)
+        }
+
+        /// Whether it says so and makes no more rounds.
+        fn is_resting(&self) -> bool {
+            let before = self.rounds();
+            // In slices of the scheduler's choosing: the thread has its turn if it wants one.
+            (0..10).all(|_| {
+                std::thread::yield_now();
+                let mut own = seats().filter(|seat| seat.thread.load(Ordering::Relaxed) == self.id);
+                own.any(|seat| seat.is_resting.load(Ordering::SeqCst)) && self.rounds() == before
+            })
         }
     }
 
@@ -391,14 +407,18 @@ mod tests {
         }
     }
 
-    /// Waits until a thread makes no more rounds while others run.
-    fn until_at_rest(seeker: &Seeker) {
-        let (mut rounds, mut looks) = (seeker.rounds(), 0);
-        until("a thread rests", || {
-            let now = seeker.rounds();
-            looks = if now == rounds { looks + 1 } else { 0 };
-            rounds = now;
-            looks > 100_000 && RESTING.load(Ordering::SeqCst) > 0
+    /// Waits until all of them rest at once. A thread that others kept from its processor is only looked
+    /// at again after the next call.
+    fn until_at_rest(seekers: &[Seeker]) {
+        until("threads rest", || {
+            drop(at_work());
+            let called = Instant::now();
+            loop {
+                let rest = seekers.iter().all(Seeker::is_resting);
+                if rest || called.elapsed() > Duration::from_millis(50) {
+                    return rest;
+                }
+            }
         });
     }
 
@@ -417,9 +437,7 @@ mod tests {
         let seekers = [Seeker::start(), Seeker::start()];
         let all_look = || seekers.iter().all(|seeker| seeker.rounds() > 0);
         until("threads look for work", all_look);
-        // They are looked at when a call has ended.
-        drop(at_work());
-        seekers.iter().for_each(until_at_rest);
+        until_at_rest(&seekers);
 
         let asked = Instant::now();
         let working = at_work();
@@ -437,6 +455,6 @@ mod tests {
             });
         }
         drop(working);
-        seekers.iter().for_each(until_at_rest);
+        until_at_rest(&seekers);
     }
 }

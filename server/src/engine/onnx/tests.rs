@@ -26,9 +26,6 @@ use crate::engine::{Effort, Engine, EngineError, ModelBytes, Session};
 use crate::request::Tensor;
 use crate::runtime_library;
 
-/// Held by tests that look at how much memory the engine uses, and by those that use megabytes of it.
-static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
-
 /// Where the library and the model are kept between runs of the tests.
 fn cache() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/dormouse-cache")

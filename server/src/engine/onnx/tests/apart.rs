@@ -52,7 +52,6 @@ fn numbers(tensor: &Tensor) -> impl Iterator<Item = f32> {
 
 #[test]
 fn weights_outlive_the_file_and_are_right_to_the_bit() {
-    let _alone = ALONE.lock();
     let n = N as i64;
     let mut graph = identity(FLOAT, &[n]);
     let counted = raw((0..N).map(|at| at as f32));
@@ -76,7 +75,6 @@ fn weights_outlive_the_file_and_are_right_to_the_bit() {
 
 #[test]
 fn a_weight_that_is_needed_while_the_graph_is_read_is_no_obstacle() {
-    let _alone = ALONE.lock();
     // The shape comes from a list that is longer than what stays in the graph for sure.
     const LONG: usize = 16 << 10;
     let n = N as i64;
