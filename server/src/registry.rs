@@ -247,7 +247,11 @@ impl Registry {
             return Ok(None);
         };
         let unit = generation.unit(version)?;
-        let sleeps = matches!(unit.stage(), Stage::Cold | Stage::Failed { .. });
+        // Who is on the way to sleep wakes like a sleeper: as what is on the disk by then.
+        let sleeps = matches!(
+            unit.stage(),
+            Stage::Cold | Stage::Closing | Stage::Failed { .. }
+        );
         Ok((!sleeps).then(|| Arc::clone(unit)))
     }
 

@@ -3,13 +3,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use dormouse_core::lifecycle::Stage;
 use dormouse_model_store::config::ConfigDefaults;
+use dormouse_model_store::spec::KeepAliveSpec;
 
 use super::model::Model;
 use super::{Registry, RegistryConfig};
 use crate::config::ControlMode;
-use crate::unit::tests::fake::Bench;
+use crate::unit::tests::fake::{Bench, until};
 
 fn add_model(repository: &Path, name: &str) {
     let graph = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/models/identity_int32.onnx");
@@ -73,7 +76,7 @@ async fn listings_at_the_same_time_agree_on_a_new_model() {
 #[tokio::test]
 async fn model_in_use_outlives_its_folder_unless_the_repository_is_followed() {
     let poll = ControlMode::Poll {
-        interval: std::time::Duration::from_secs(3600),
+        interval: Duration::from_secs(3600),
     };
     for (control, stays) in [(ControlMode::OnDemand, true), (poll, false)] {
         let bench = Bench::new();
@@ -100,7 +103,7 @@ async fn files_that_were_tried_are_left_alone_until_they_change_again() {
         add_model(folder.path(), name);
     }
     let poll = ControlMode::Poll {
-        interval: std::time::Duration::from_secs(3600),
+        interval: Duration::from_secs(3600),
     };
     let registry = open(&bench, folder.path(), poll);
     registry.generation("used").await.unwrap();
@@ -115,4 +118,30 @@ async fn files_that_were_tried_are_left_alone_until_they_change_again() {
     assert!(changed().is_empty());
     fs::write(&config, "max_batch_size: 2 # again").unwrap();
     assert_eq!(changed(), ["used"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn model_on_its_way_to_sleep_is_looked_at_like_a_sleeper() {
+    let bench = Bench::with(|defaults| defaults.keep_alive = KeepAliveSpec::For(Duration::ZERO));
+    let folder = tempfile::tempdir().unwrap();
+    add_model(folder.path(), "model");
+    let registry = open(&bench, folder.path(), ControlMode::OnDemand);
+    let first = registry.unit_of_sleeper("model", "").await.unwrap();
+    bench.engine.closes.close();
+    first.ensure_loaded().await.unwrap();
+    until(|| first.stage() == Stage::Closing).await;
+    assert!(registry.awake_unit("model", "").unwrap().is_none());
+    let unchanged = registry.unit_of_sleeper("model", "").await.unwrap();
+    assert!(Arc::ptr_eq(&unchanged, &first));
+    let version = |number: &str| folder.path().join("model").join(number);
+    fs::create_dir(version("2")).unwrap();
+    fs::copy(
+        version("1").join("model.onnx"),
+        version("2").join("model.onnx"),
+    )
+    .unwrap();
+    let newest = registry.unit_of_sleeper("model", "").await.unwrap();
+    assert_eq!(newest.id().version.0, 2);
+    bench.engine.closes.open();
+    until(|| bench.engine.open_sessions() == 0).await;
 }

@@ -51,17 +51,17 @@ pub(super) const SLOTS: usize = 3;
 
 /// Something that can be passed while it is open.
 #[derive(Debug, Default)]
-pub(super) struct Gate {
+pub(crate) struct Gate {
     closed: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Gate {
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         *self.closed.lock() = true;
     }
 
-    pub(super) fn open(&self) {
+    pub(crate) fn open(&self) {
         *self.closed.lock() = false;
         self.changed.notify_all();
     }
@@ -78,7 +78,7 @@ impl Gate {
 pub(crate) struct FakeEngine {
     pub(super) loads: Gate,
     pub(super) runs: Gate,
-    pub(super) closes: Gate,
+    pub(crate) closes: Gate,
     fails: AtomicBool,
     /// Sessions of the first so many loads are gone.
     dead: AtomicUsize,
@@ -106,7 +106,7 @@ impl FakeEngine {
         self.begun.load(Ordering::SeqCst)
     }
 
-    pub(super) fn open_sessions(&self) -> usize {
+    pub(crate) fn open_sessions(&self) -> usize {
         self.sessions.load(Ordering::SeqCst)
     }
 
@@ -144,8 +144,8 @@ impl Engine for Handle {
         };
         Ok(Arc::new(FakeSession {
             engine: Arc::clone(&self.0),
-            inputs: [tensor("x")],
-            outputs: [tensor("y")],
+            inputs: [tensor("INPUT")],
+            outputs: [tensor("OUTPUT")],
             load,
         }))
     }
@@ -301,7 +301,7 @@ impl Bench {
         Self::with(|_| {})
     }
 
-    pub(super) fn with(change: impl FnOnce(&mut UnitDefaults)) -> Self {
+    pub(crate) fn with(change: impl FnOnce(&mut UnitDefaults)) -> Self {
         Self::bounded(u64::MAX, 4, change)
     }
 
@@ -374,7 +374,7 @@ impl Bench {
         change: impl FnOnce(&mut ModelSpec),
     ) -> Arc<Unit> {
         let number = |name| vec![tensor(name, DataType::Int32, &[1])];
-        let mut spec = model("echo", 8, number("x"), number("y"));
+        let mut spec = model("echo", 8, number("INPUT"), number("OUTPUT"));
         change(&mut spec);
         spec.runs_rows_together = spec.batching.is_some() || spec.sequence.is_some();
         Unit::new(UnitParts {
@@ -488,7 +488,7 @@ pub(super) fn counts(unit: &Unit) -> (u64, u64) {
 }
 
 /// Waits for something that must come.
-pub(super) async fn until(condition: impl Fn() -> bool) {
+pub(crate) async fn until(condition: impl Fn() -> bool) {
     while !condition() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
