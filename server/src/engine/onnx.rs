@@ -35,7 +35,6 @@ use dormouse_core::datatype::DataType;
 use dormouse_model_store::spec::SessionSpec;
 
 use self::environment::Environment;
-use self::prepared::Lent;
 use self::session::{Graph, OnnxSession};
 use self::session_options::SessionOptions;
 use super::{
@@ -76,15 +75,17 @@ impl OnnxOptions {
     }
 }
 
-/// Passes a model on in the form that ONNX Runtime takes.
-fn settled<T>(
+/// Passes a model on in the form that ONNX Runtime takes, and whether there is data outside of it that a
+/// session may read where it lies.
+fn settled<T, E: From<EngineError>>(
     model: &ModelBytes,
-    open: impl FnOnce(Graph<'_>) -> Result<T, EngineError>,
-) -> Result<T, EngineError> {
+    open: impl FnOnce(Graph<'_>, bool) -> Result<T, E>,
+) -> Result<T, E> {
     match &model.graph {
         GraphBytes::Memory(graph) => {
-            let graph = external::settle(graph, &model.external)?;
-            open(Graph::Bytes(&graph))
+            let settled = external::settle(graph, &model.external)?;
+            let may_lend = settled.is_aligned && !model.external.is_empty();
+            open(Graph::Bytes(&settled.graph), may_lend)
         }
         GraphBytes::File(file) => {
             // By its descriptor: whatever a path may lead to by now, this is the file that was
@@ -92,7 +93,7 @@ fn settled<T>(
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             let path = CString::new(path)
                 .map_err(|_| EngineError::Failed("a descriptor has a zero byte".to_owned()))?;
-            open(Graph::Path(&path))
+            open(Graph::Path(&path), false)
         }
     }
 }
@@ -124,22 +125,26 @@ impl OnnxEngine {
         effort: Effort,
     ) -> Result<OnnxSession, EngineError> {
         let (environment, _) = Environment::prepare(&self.options)?;
-        let mut session_options =
-            SessionOptions::new(environment, &self.options, options, &model.external)?;
-        let lent = match effort {
-            Effort::Full => {
-                session_options.packs_in_parallel(options)?;
-                None
+        settled(model, |graph, may_lend| {
+            let mut session_options =
+                SessionOptions::new(environment, &self.options, options, &model.external)?;
+            let mut lent = None;
+            match effort {
+                Effort::Full => session_options.packs_in_parallel(options)?,
+                Effort::Least => {
+                    session_options.hasty(options)?;
+                    if may_lend {
+                        lent = Some(session_options.borrow_external(&model.external)?);
+                    }
+                }
             }
-            Effort::Least => {
-                session_options.hasty(options)?;
-                session_options.borrows_external()?;
-                Some(Lent::external(&model.external))
-            }
-        };
-        let shrinks_arena = options.shrinks_arena;
-        settled(model, |graph| {
-            OnnxSession::open(environment, graph, &session_options, shrinks_arena, lent)
+            OnnxSession::open(
+                environment,
+                graph,
+                &session_options,
+                options.shrinks_arena,
+                lent,
+            )
         })
     }
 }
@@ -158,9 +163,11 @@ impl Engine for OnnxEngine {
         let session = match effort {
             // What is packed is not read again, and would stay beside what was packed of it.
             Effort::Full => self.open_source(&model, options, effort),
-            Effort::Least => {
-                apart::opened(&model, |model| self.open_source(model, options, effort))
-            }
+            Effort::Least => apart::opened(
+                &model,
+                |_| false,
+                |model| self.open_source(model, options, effort),
+            ),
         };
         Ok(Arc::new(session?))
     }
@@ -172,9 +179,12 @@ impl Engine for OnnxEngine {
         scratch: &Path,
     ) -> Result<Optimized, OptimizeError> {
         let (environment, _) = Environment::prepare(&self.options)?;
-        apart::opened(&model, |model| {
-            optimize::optimize(environment, &self.options, (model, options), scratch)
-        })
+        apart::opened(
+            &model,
+            // With its weights inside the graph is no smaller.
+            |error| matches!(error, OptimizeError::NotPreparable(_)),
+            |model| optimize::optimize(environment, &self.options, (model, options), scratch),
+        )
     }
 
     fn open_prepared(

@@ -6,6 +6,7 @@
 //! ticks only, milliseconds apart. A thread of the engine's pool may do nothing but look for work, and
 //! one that brings weights in has time; the client that waits for an answer has not.
 
+use std::cell::Cell;
 use std::io;
 use std::time::Duration;
 
@@ -17,6 +18,13 @@ pub(super) const LONGEST_TURN: Duration = Duration::from_millis(100);
 /// Has the calling thread take turns of this length for the rest of its life. Older kernels have turns
 /// of one length only, and nothing changes.
 pub fn take_turns_of(turn: Duration) {
+    thread_local! {
+        static TAKEN: Cell<Option<Duration>> = const { Cell::new(None) };
+    }
+    // Threads that run batches ask before each of them.
+    if TAKEN.replace(Some(turn)) == Some(turn) {
+        return;
+    }
     if let Err(error) = set_turn(turn) {
         tracing::debug!(%error, "a thread that computes takes turns of the usual length");
     }

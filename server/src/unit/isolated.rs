@@ -1,6 +1,7 @@
 //! A unit whose sessions live in a process of their own: what happens when that dies, and the
 //! trial before the first load.
 
+use std::iter;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -261,19 +262,25 @@ impl Unit {
         let (key, folder) = self.trial_key();
         let trials = isolation.trials();
         let pardoned = self.state.lock().crashes.pardoned;
-        let verdict = match trials.known(folder.as_deref(), &key) {
-            Some(verdict) if verdict.is_ok() || !pardoned => verdict,
-            _ => {
-                // In each way that it may be opened in: a verdict outlives what decides between them.
-                let mut verdict = self.try_out_with(Effort::Full, &stage)?;
-                if verdict.is_ok() && self.will_be_prepared() {
-                    verdict = self.try_out_with(Effort::Least, &stage)?;
+        // In each way that it may be opened in: one that is built in haste may be built in full later.
+        let hasty = self.will_be_prepared().then_some(Effort::Least);
+        for effort in iter::once(Effort::Full).chain(hasty) {
+            // What decides between them may differ the next time: each has a verdict of its own.
+            let key = match effort {
+                Effort::Full => key.clone(),
+                Effort::Least => format!("{key}least"),
+            };
+            let verdict = match trials.known(folder.as_deref(), &key) {
+                Some(verdict) if verdict.is_ok() || !pardoned => verdict,
+                _ => {
+                    let verdict = self.try_out_with(effort, &stage)?;
+                    trials.note(folder.as_deref(), &key, &verdict);
+                    verdict
                 }
-                trials.note(folder.as_deref(), &key, &verdict);
-                verdict
-            }
-        };
-        verdict.map_err(|error| self.cannot_load(&error))
+            };
+            verdict.map_err(|error| self.cannot_load(&error))?;
+        }
+        Ok(())
     }
 
     fn try_out_with(

@@ -18,18 +18,20 @@ const LOCATION: &str = "weights";
 const WORTHWHILE: u64 = 4 << 20;
 
 /// Does `open` with a model whose weights are read to where a session can use them, if it is in one file
-/// that they are most of; if that fails, with the model as it is.
+/// that they are most of; if that fails, and not for good, with the model as it is.
 pub(super) fn opened<T, E: std::fmt::Display>(
     model: &ModelBytes,
+    is_final: impl FnOnce(&E) -> bool,
     mut open: impl FnMut(&ModelBytes) -> Result<T, E>,
 ) -> Result<T, E> {
     match taken_apart(model) {
         Ok(None) => {}
         Ok(Some(apart)) => match open(&apart) {
             Ok(opened) => return Ok(opened),
+            Err(error) if is_final(&error) => return Err(error),
             // Some of its operators may have to know a weight while the graph is read.
             Err(error) => {
-                tracing::info!(%error, "a model is opened once more, with its weights inside")
+                tracing::debug!(%error, "a model is opened once more, with its weights inside")
             }
         },
         Err(error) => tracing::debug!(%error, "a model's weights are left inside"),

@@ -15,28 +15,49 @@ use crate::engine::EngineError;
 /// Initializers up to this size are put into the graph: some of them are shapes.
 const SMALL: usize = 4096;
 
+/// Of an element of any kind.
+const WIDEST: usize = 16;
+
+/// A graph that says of nothing outside the files given with it.
+pub(super) struct Settled<'a> {
+    pub(super) graph: Cow<'a, [u8]>,
+    /// All that is outside can be read where it lies: files may have numbers at any place.
+    pub(super) is_aligned: bool,
+}
+
 /// The graph with every tensor that ONNX Runtime could not find among `files` settled: unchanged
 /// unless something small or inside a subgraph lives outside.
 pub(super) fn settle<'a>(
     graph: &'a [u8],
     files: &[(String, Bytes)],
-) -> Result<Cow<'a, [u8]>, EngineError> {
-    if is_ort_format(graph) {
-        return Ok(Cow::Borrowed(graph));
-    }
-    let settled = rewrite(graph, &mut Settle { files }).map_err(EngineError::Failed)?;
-    match settled {
-        None => Ok(Cow::Borrowed(graph)),
-        Some(graph) if graph.len() > LARGEST => Err(EngineError::Failed(format!(
-            "the graph has {} bytes with the external data put into it, {LARGEST} at most can be loaded",
-            graph.len()
-        ))),
-        Some(graph) => Ok(Cow::Owned(graph)),
-    }
+) -> Result<Settled<'a>, EngineError> {
+    let mut settle = Settle {
+        files,
+        is_aligned: true,
+    };
+    let settled = match is_ort_format(graph) {
+        true => None,
+        false => rewrite(graph, &mut settle).map_err(EngineError::Failed)?,
+    };
+    let graph = match settled {
+        None => Cow::Borrowed(graph),
+        Some(graph) if graph.len() > LARGEST => {
+            return Err(EngineError::Failed(format!(
+                "the graph has {} bytes with the external data put into it, {LARGEST} at most can be loaded",
+                graph.len()
+            )));
+        }
+        Some(graph) => Cow::Owned(graph),
+    };
+    Ok(Settled {
+        graph,
+        is_aligned: settle.is_aligned,
+    })
 }
 
 struct Settle<'f> {
     files: &'f [(String, Bytes)],
+    is_aligned: bool,
 }
 
 impl Rewrite for Settle<'_> {
@@ -71,6 +92,8 @@ impl Rewrite for Settle<'_> {
             })?;
         // ONNX Runtime finds the bytes of the main graph's initializers among the files.
         if place == Place::Main && data.len() > SMALL {
+            let width = tensor.width().unwrap_or(WIDEST);
+            self.is_aligned &= data.as_ptr().addr().is_multiple_of(width);
             return Ok(None);
         }
         with_data(bytes, data).map(Some)

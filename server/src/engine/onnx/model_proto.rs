@@ -190,16 +190,28 @@ impl TensorHead {
     /// The bytes the shape needs, none for a type of unknown width.
     pub(super) fn byte_count(&self) -> Option<u64> {
         let count = element_count(&self.dims)?;
-        let width = match self.element {
+        match self.is_in_halves() {
+            true => Some(count.div_ceil(2)),
+            false => count.checked_mul(self.width()? as u64),
+        }
+    }
+
+    /// The bytes of an element, or of two that share one; none for a type of unknown width.
+    pub(super) fn width(&self) -> Option<usize> {
+        Some(match self.element {
             2 | 3 | 9 | 17..=20 | 24 => 1,
             4 | 5 | 10 | 16 => 2,
             1 | 6 | 12 => 4,
             7 | 11 | 13 | 14 => 8,
             15 => 16,
-            21..=23 => return Some(count.div_ceil(2)),
+            _ if self.is_in_halves() => 1,
             _ => return None,
-        };
-        count.checked_mul(width)
+        })
+    }
+
+    /// Two elements share a byte.
+    fn is_in_halves(&self) -> bool {
+        matches!(self.element, 21..=23)
     }
 }
 

@@ -66,27 +66,30 @@ pub(super) fn optimize(
             _ => {}
         }
     }
-    let mut options = SessionOptions::new(environment, engine, spec, &model.external)?;
-    options.borrows_external()?;
-    options.optimized_model(&graph_file)?;
-    for (key, value) in [
-        (
-            "session.optimized_model_external_initializers_file_name",
-            DATA_FILE,
-        ),
-        (
-            "session.optimized_model_external_initializers_min_size_in_bytes",
-            SMALLEST,
-        ),
-        // The session is closed at once.
-        ("session.disable_prepacking", "1"),
-    ] {
-        options.entry(key, value)?;
-    }
-    drop(settled(model, |graph| {
-        OnnxSession::open(environment, graph, &options, spec.shrinks_arena, None)
-    })?);
-    drop(options);
+    let written = settled(model, |graph, may_lend| {
+        let mut options = SessionOptions::new(environment, engine, spec, &model.external)?;
+        let lent = match may_lend {
+            true => Some(options.borrow_external(&model.external)?),
+            false => None,
+        };
+        options.optimized_model(&graph_file)?;
+        for (key, value) in [
+            (
+                "session.optimized_model_external_initializers_file_name",
+                DATA_FILE,
+            ),
+            (
+                "session.optimized_model_external_initializers_min_size_in_bytes",
+                SMALLEST,
+            ),
+            // The session is closed at once.
+            ("session.disable_prepacking", "1"),
+        ] {
+            options.entry(key, value)?;
+        }
+        OnnxSession::open(environment, graph, &options, spec.shrinks_arena, lent)
+    });
+    drop(written?);
 
     let failed = |what: &str, error: std::io::Error| {
         EngineError::Failed(format!("cannot {what} the optimised graph: {error}"))

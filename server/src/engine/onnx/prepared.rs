@@ -81,6 +81,7 @@ pub(super) fn open(
 }
 
 /// What a session uses and does not own. Dropped after the session.
+#[must_use]
 pub(super) struct Lent {
     // Declared first: values go before the memory they point into.
     _values: Vec<Value>,

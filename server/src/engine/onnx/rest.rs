@@ -20,7 +20,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -43,6 +43,9 @@ const MOST_LOOKS: u32 = 8;
 const SETTLED: Duration = Duration::from_millis(10);
 /// The longest rest: a call that was forgotten is slow instead of stuck.
 const LONGEST_REST: Duration = Duration::from_secs(10);
+
+/// What no core is numbered.
+const NO_CORE: usize = usize::MAX;
 
 /// How many calls that may use the pool are under way; threads at rest wait for it to change.
 static CALLS: AtomicU32 = AtomicU32::new(0);
@@ -85,8 +88,8 @@ struct Seat {
     signal: c_int,
     /// It rests, or is about to.
     is_resting: AtomicBool,
-    /// Somebody has given it a core to wake on.
-    has_core: AtomicBool,
+    /// The core that somebody has given it to wake on, or [`NO_CORE`].
+    core: AtomicUsize,
     /// Where it may run.
     cores: CpuSet,
     next: Option<&'static Seat>,
@@ -119,7 +122,7 @@ pub(super) fn at_work_alone() -> AtWork {
 impl Drop for AtWork {
     fn drop(&mut self) {
         if CALLS.fetch_sub(1, Ordering::SeqCst) == 1
-            && let Some(seat) = seats().next()
+            && let Some(seat) = seats_in_use().next()
         {
             seat.alarm.set(PATIENCE);
         }
@@ -134,6 +137,11 @@ fn seats() -> impl Iterator<Item = &'static Seat> {
     let first = unsafe { first.as_ref() };
     std::iter::successors(first, |seat| seat.next)
         .filter(|seat| seat.thread.load(Ordering::Relaxed) != 0)
+}
+
+/// Those that do not rest.
+fn seats_in_use() -> impl Iterator<Item = &'static Seat> {
+    seats().filter(|seat| !seat.is_resting.load(Ordering::SeqCst))
 }
 
 /// Has a thread of the pool rest when nobody computes, until it is dropped.
@@ -172,7 +180,7 @@ pub(super) fn when_idle() -> Option<WhenIdle> {
             alarm,
             signal,
             is_resting: AtomicBool::new(false),
-            has_core: AtomicBool::new(false),
+            core: AtomicUsize::new(NO_CORE),
             next: None,
             // None known: it is woken wherever the kernel likes.
             cores: sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new()),
@@ -221,9 +229,11 @@ impl Seat {
                 used,
                 looks: 0,
             });
-            // The others do not know yet either; who does is not told twice.
-            if seats().next().is_some_and(|first| ptr::eq(first, self)) {
-                seats().skip(1).for_each(Self::tell);
+            // The others do not know yet either; who does is not told twice. One that rests may have been
+            // woken for nothing, and rests on.
+            let mut in_use = seats_in_use();
+            if in_use.next().is_some_and(|first| ptr::eq(first, self)) {
+                in_use.for_each(Self::tell);
             }
             self.alarm.set(SECOND_LOOK);
             return;
@@ -255,11 +265,14 @@ impl Seat {
         // One that was over before the thread had a processor does not count.
         let mut rested = Rested::UntilACall;
         while CALLS.load(Ordering::SeqCst) == 0 && rested == Rested::UntilACall {
-            self.has_core.store(false, Ordering::SeqCst);
+            self.core.store(NO_CORE, Ordering::SeqCst);
             // The kernel compares the counter itself before it lets the thread sleep.
             let woken = futex::wait(&CALLS, futex::Flags::PRIVATE, 0, Some(&longest));
-            if woken == Err(Errno::TIMEDOUT) {
-                rested = Rested::AsLongAsMayBe;
+            match woken {
+                Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::TIMEDOUT) => rested = Rested::AsLongAsMayBe,
+                // It may not wait.
+                Err(_) => break,
             }
         }
         RESTING.fetch_sub(1, Ordering::SeqCst);
@@ -302,10 +315,13 @@ fn wake_all() {
         let (Some(core), Some(thread)) = (core, thread) else {
             continue;
         };
-        // Another caller woke it, on a core that is not that caller's.
-        if seat.has_core.swap(true, Ordering::SeqCst) {
+        // Another caller woke it: on a core that was not that caller's, but may be this one's.
+        let given = seat.core.load(Ordering::SeqCst);
+        if given != NO_CORE && given != callers {
+            last = given;
             continue;
         }
+        seat.core.store(core, Ordering::SeqCst);
         last = core;
         let mut alone = CpuSet::new();
         alone.set(core);

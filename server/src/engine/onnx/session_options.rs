@@ -12,6 +12,7 @@ use ort::sys;
 
 use super::OnnxOptions;
 use super::environment::{Environment, c_int, missing};
+use super::prepared::Lent;
 use super::rest::{self, AtWork};
 use super::status::check;
 use super::threads;
@@ -228,10 +229,13 @@ impl<'a> SessionOptions<'a> {
         self.default_entry(spec, "session.disable_prepacking", "1")
     }
 
-    /// Has the session read external data where it lies instead of copying it. That must outlive the
-    /// session.
+    /// Has the session read external data where it lies instead of copying it. What is returned must be
+    /// dropped after the session.
     #[expect(unsafe_code, reason = "sets options of the C API")]
-    pub(super) fn borrows_external(&mut self) -> Result<(), EngineError> {
+    pub(super) fn borrow_external(
+        &mut self,
+        external: &[(String, Bytes)],
+    ) -> Result<Lent, EngineError> {
         self.entry(
             "session.use_external_initializer_file_buffers_directly",
             "1",
@@ -241,7 +245,8 @@ impl<'a> SessionOptions<'a> {
         // SAFETY: the options are alive.
         check(api, unsafe {
             (api.DisableMemPattern)(self.options.as_ptr())
-        })
+        })?;
+        Ok(Lent::external(external))
     }
 
     /// Says that a session is being built from these options.

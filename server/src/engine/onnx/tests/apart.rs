@@ -24,10 +24,14 @@ fn in_one_file(graph: &Graph) -> ModelBytes {
 
 /// Opens it without its weights; what was read of them is given up as after a load.
 fn open_apart(graph: &Graph) -> OnnxSession {
-    let opened = apart::opened(&in_one_file(graph), |model| {
-        assert!(!model.external.is_empty(), "its weights are inside");
-        engine().open_source(model, &SessionSpec::default(), Effort::Least)
-    });
+    let opened = apart::opened(
+        &in_one_file(graph),
+        |_| false,
+        |model| {
+            assert!(!model.external.is_empty(), "its weights are inside");
+            engine().open_source(model, &SessionSpec::default(), Effort::Least)
+        },
+    );
     opened.unwrap()
 }
 
@@ -105,12 +109,26 @@ fn a_model_that_cannot_be_opened_without_its_weights_is_opened_with_them() {
     let mut graph = identity(FLOAT, &[n]);
     graph.initializers = vec![initializer("w", FLOAT, &[n], &vec![0; N * 4])];
     let mut tried = Vec::new();
-    let opened = apart::opened(&in_one_file(&graph), |model| {
-        tried.push(model.external.len());
-        match model.external.is_empty() {
-            true => Ok("whole"),
-            false => Err("its weights are elsewhere"),
-        }
-    });
+    let opened = apart::opened(
+        &in_one_file(&graph),
+        |_| false,
+        |model| {
+            tried.push(model.external.len());
+            match model.external.is_empty() {
+                true => Ok("whole"),
+                false => Err("its weights are elsewhere"),
+            }
+        },
+    );
     assert_eq!((opened, &tried[..]), (Ok("whole"), &[1, 0][..]));
+    let mut tries = 0;
+    let refused: Result<(), _> = apart::opened(
+        &in_one_file(&graph),
+        |_| true,
+        |_| {
+            tries += 1;
+            Err("it cannot be opened at all")
+        },
+    );
+    assert_eq!((refused, tries), (Err("it cannot be opened at all"), 1));
 }

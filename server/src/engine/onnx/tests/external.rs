@@ -1,7 +1,9 @@
+use super::super::external;
 use super::graph::{
     Graph, external_tensor, graph_attribute, identity, node, tensor_attribute, value_info,
 };
 use super::*;
+use crate::engine::GraphBytes;
 
 const FLOAT: u64 = 1;
 /// Large enough to stay outside the graph.
@@ -86,8 +88,16 @@ fn open_with(
     graph: &Graph,
     external: Vec<(String, Vec<u8>)>,
 ) -> Result<Arc<dyn Session>, EngineError> {
+    open_by(graph, external, Effort::Full)
+}
+
+fn open_by(
+    graph: &Graph,
+    external: Vec<(String, Vec<u8>)>,
+    effort: Effort,
+) -> Result<Arc<dyn Session>, EngineError> {
     let model = ModelBytes::in_memory(graph.model(), external);
-    engine().open(model, &SessionSpec::default(), Effort::Full)
+    engine().open(model, &SessionSpec::default(), effort)
 }
 
 fn answer(session: &dyn Session) -> Tensor {
@@ -106,6 +116,29 @@ fn weights_come_from_several_files_at_their_offsets() {
     let poison = vec![0xffu8; 1 << 20];
     assert_eq!(answer(&*session), floats(&[N as i64], &[1111.0; N]));
     drop(poison);
+}
+
+#[test]
+fn weights_are_read_where_they_lie_only_if_numbers_may_lie_there() {
+    let bytes = N as u64 * 4;
+    for skew in [0, 1, 2, 4] {
+        let mut graph = plain();
+        let place = ("a.bin", Some(bytes + skew), Some(bytes));
+        graph.initializers[0] = external_tensor("w", FLOAT, &[N as i64], place);
+        let mut given = files();
+        let second = given[0].1.split_off(bytes as usize);
+        given[0].1.extend(vec![0; skew as usize]);
+        given[0].1.extend(second);
+        let model = ModelBytes::in_memory(graph.model(), given.clone());
+        let GraphBytes::Memory(bytes) = &model.graph else {
+            panic!("it is in memory");
+        };
+        let settled = external::settle(bytes, &model.external).unwrap();
+        assert_eq!(settled.is_aligned, skew % 4 == 0, "{skew}");
+        let session = open_by(&graph, given, Effort::Least).unwrap();
+        crate::memory::release_memory();
+        assert_eq!(answer(&*session), floats(&[N as i64], &[1111.0; N]));
+    }
 }
 
 #[test]
