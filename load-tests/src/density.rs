@@ -448,7 +448,7 @@ pub(crate) fn run_plain_sessions(args: &PlainSessionsArgs) -> Result<()> {
     let mut sessions = Vec::new();
     for _ in 0..args.count {
         let session = runtime.open(&file)?;
-        session.run(&model, |_, _| {})?;
+        session.run(&model.inputs, |_| {})?;
         sessions.push(Arc::new(session));
     }
     let time = Duration::from_secs(args.seconds);
@@ -462,7 +462,7 @@ pub(crate) fn run_plain_sessions(args: &PlainSessionsArgs) -> Result<()> {
                 scope.spawn(move || {
                     let mut runs = 0u32;
                     while started.elapsed() < time {
-                        session.run(model, |_, _| {})?;
+                        session.run(&model.inputs, |_| {})?;
                         runs += 1;
                     }
                     anyhow::Ok(runs)

@@ -1,6 +1,7 @@
 //! A server inside this process, so that it shares library, allocator and page tables with what it
 //! is compared with; asked through gRPC over loopback like any other.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -82,13 +83,12 @@ impl Live {
     pub(crate) async fn start(options: &LiveOptions) -> Result<Self> {
         let server = Server::start(options.config()?).await?;
         let address = server.grpc_address().context("gRPC was asked for")?;
-        let client = Client::builder(format!("http://{address}"))
-            // A call that is sent twice would be measured as one.
-            .retry(RetryPolicy::NEVER)
-            .connect()
-            .await?;
-        client.live().await?;
+        let client = connect(address).await?;
         Ok(Self { server, client })
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
     }
 
     /// One request, timed from its first byte to the last of its answer.
@@ -128,6 +128,17 @@ impl Live {
         drop(self.client);
         self.server.shutdown().await;
     }
+}
+
+/// A connection to a server that answers.
+pub(crate) async fn connect(address: SocketAddr) -> Result<Client> {
+    let client = Client::builder(format!("http://{address}"))
+        // A call that is sent twice would be measured as one.
+        .retry(RetryPolicy::NEVER)
+        .connect()
+        .await?;
+    client.live().await?;
+    Ok(client)
 }
 
 /// Waits until this process has nothing to do, so that what is measured next is measured alone.

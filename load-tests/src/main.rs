@@ -2,12 +2,12 @@
 //! measurement starts its own servers on loopback and prints ratios beside absolute figures. All
 //! end by themselves. What is only simulated says so.
 
+mod bare;
 mod bars;
 mod burst;
 mod compare;
 mod density;
 mod drive;
-mod echo;
 mod frames;
 mod give_back;
 mod hostile;
@@ -133,7 +133,7 @@ async fn run_command(command: Command) -> anyhow::Result<()> {
         Command::Undisturbed(args) => undisturbed::run(args).await,
         Command::Trace(args) => trace::run(args).await,
         Command::PlainSessions(args) => density::run_plain_sessions(&args),
-        Command::Echo => echo::serve().await,
+        Command::Echo => bare::serve_echo().await,
         Command::Worker(args) => dormouse_server::isolation::inside::run(&args),
     }
 }

@@ -9,13 +9,14 @@ use std::slice;
 
 use anyhow::{Context, Result, bail, ensure};
 use dormouse_client::{DataType, Tensor};
+use dormouse_proto::inference as pb;
 use dormouse_server::engine::Engine;
 use dormouse_server::engine::onnx::{OnnxEngine, OnnxOptions};
 use dormouse_server::runtime_library;
 use ort::sys;
 use sys::ONNXTensorElementDataType as Element;
 
-use crate::models::{self, BenchModel};
+use crate::models;
 
 /// The library that servers and plain sessions use; installed beside the build where none is.
 pub(crate) fn library() -> Result<PathBuf> {
@@ -49,6 +50,13 @@ fn version_of(library: &Path) -> Option<String> {
 pub(crate) struct PlainRuntime {
     api: &'static sys::OrtApi,
     env: *mut sys::OrtEnv,
+}
+
+/// What a run answered.
+pub(crate) struct Output<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) values: &'a [f32],
 }
 
 /// A session with default options: its own threads, every optimisation, packed weights.
@@ -147,18 +155,22 @@ impl PlainSession {
         Ok(names)
     }
 
-    /// Runs a model's recorded request once; the outputs are looked at by `see`.
+    /// Runs once; the outputs of floats are looked at by `see`.
     #[expect(unsafe_code, reason = "runs a session through the C API")]
-    pub(crate) fn run(&self, model: &BenchModel, mut see: impl FnMut(&str, &[f32])) -> Result<()> {
+    pub(crate) fn run(
+        &self,
+        inputs: &[(String, Tensor)],
+        mut see: impl FnMut(Output<'_>),
+    ) -> Result<()> {
         let api = self.runtime.api;
-        let mut inputs = Vec::new();
+        let mut values = Vec::new();
         let mut names = Vec::new();
-        for (name, tensor) in &model.inputs {
-            inputs.push(Value::over(api, tensor)?);
+        for (name, tensor) in inputs {
+            values.push(Value::over(api, tensor)?);
             names.push(CString::new(name.as_str())?);
         }
         let input_names: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
-        let input_values: Vec<_> = inputs.iter().map(|value| value.ptr.cast_const()).collect();
+        let input_values: Vec<_> = values.iter().map(|value| value.ptr.cast_const()).collect();
         let output_names: Vec<_> = self.output_names.iter().map(|name| name.as_ptr()).collect();
         let mut outputs = vec![ptr::null_mut(); output_names.len()];
         // SAFETY: every array has the length that is passed with it, and what they point to lives
@@ -178,11 +190,54 @@ impl PlainSession {
         let outputs: Vec<Value> = outputs.into_iter().map(|ptr| Value { api, ptr }).collect();
         ran?;
         for (name, output) in self.output_names.iter().zip(&outputs) {
-            if let Some(values) = output.floats()? {
-                see(&name.to_string_lossy(), values);
+            if let Some((shape, values)) = output.floats()? {
+                let name = &name.to_string_lossy();
+                see(Output {
+                    name,
+                    shape,
+                    values,
+                });
             }
         }
         Ok(())
+    }
+
+    /// Answers a request of the protocol with the outputs of floats.
+    pub(crate) fn answer(&self, request: pb::ModelInferRequest) -> Result<pb::ModelInferResponse> {
+        let mut inputs = Vec::new();
+        for (input, data) in request.inputs.into_iter().zip(request.raw_input_contents) {
+            let datatype: DataType = input.datatype.parse()?;
+            let size = datatype.element_size().unwrap_or(1);
+            // Where a tensor begins in a message is up to what stands before it.
+            let data = match data.as_ptr().addr().is_multiple_of(size) {
+                true => data,
+                false => data.to_vec().into(),
+            };
+            inputs.push((input.name, Tensor::raw(datatype, input.shape, data)?));
+        }
+        let mut outputs = Vec::new();
+        self.run(&inputs, |output| {
+            let tensor = Tensor::from_slice(output.shape, output.values);
+            outputs.push((output.name.to_owned(), tensor));
+        })?;
+        let mut response = pb::ModelInferResponse {
+            model_name: request.model_name,
+            model_version: "1".to_owned(),
+            id: request.id,
+            ..Default::default()
+        };
+        for (name, tensor) in outputs {
+            let tensor = tensor?;
+            let described = pb::model_infer_response::InferOutputTensor {
+                name,
+                datatype: tensor.datatype().name().to_owned(),
+                shape: tensor.shape().to_vec(),
+                ..Default::default()
+            };
+            response.outputs.push(described);
+            response.raw_output_contents.push(tensor.data().clone());
+        }
+        Ok(response)
     }
 }
 
@@ -246,10 +301,11 @@ impl Value {
         Ok(Self { api, ptr: value })
     }
 
-    /// The elements of a tensor of 32-bit floats.
+    /// Shape and elements of a tensor of 32-bit floats.
     #[expect(unsafe_code, reason = "reads a value of the C API")]
-    fn floats(&self) -> Result<Option<&[f32]>> {
+    fn floats(&self) -> Result<Option<(Vec<i64>, &[f32])>> {
         let (mut info, mut data) = (ptr::null_mut(), ptr::null_mut());
+        let (mut rank, mut shape) = (0, Vec::new());
         let (mut count, mut element) = (0, Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED);
         // SAFETY: the value is a tensor that lives as long as `self`; the type is released once,
         // and the data has as many elements as it says.
@@ -267,6 +323,14 @@ impl Value {
                     self.api,
                     (self.api.GetTensorShapeElementCount)(info, &mut count),
                 )
+            })
+            .and_then(|()| check(self.api, (self.api.GetDimensionsCount)(info, &mut rank)))
+            .and_then(|()| {
+                shape.resize(rank, 0);
+                check(
+                    self.api,
+                    (self.api.GetDimensions)(info, shape.as_mut_ptr(), rank),
+                )
             });
             (self.api.ReleaseTensorTypeAndShapeInfo)(info);
             read?;
@@ -277,7 +341,8 @@ impl Value {
                 self.api,
                 (self.api.GetTensorMutableData)(self.ptr, &mut data),
             )?;
-            Ok(Some(slice::from_raw_parts(data.cast::<f32>(), count)))
+            let values = slice::from_raw_parts(data.cast::<f32>(), count);
+            Ok(Some((shape, values)))
         }
     }
 }

@@ -89,11 +89,14 @@ pub(crate) struct WakeFigures {
     wake_cold: Samples,
     /// The store's files read once with nothing of them in the page cache.
     disk: Samples,
-    /// Requests per second, one at a time.
+    /// Runs per second, one at a time.
     steady_plain: Samples,
+    /// Requests per second of the same session behind the least of a gRPC server.
+    steady_bare: Samples,
     steady: Samples,
-    /// Requests per second with several callers at once.
+    /// The same with several callers at once.
     throughput_plain: Samples,
+    throughput_bare: Samples,
     throughput: Samples,
     /// Whether the server had packed the weights by then.
     packed: bool,

@@ -163,8 +163,8 @@ fn prepare(
     fs::write(folder.join("request.bin"), data)?;
     let mut expected = Vec::new();
     let session = runtime.open(&model.file())?;
-    session.run(&model, |name, values| {
-        expected.push((name.to_owned(), values.to_vec()));
+    session.run(&model.inputs, |output| {
+        expected.push((output.name.to_owned(), output.values.to_vec()));
     })?;
     Ok(Asked {
         workload: workload.clone(),

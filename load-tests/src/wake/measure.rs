@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use dormouse_client::InferResponse;
+use dormouse_client::{Client, InferResponse};
 use tokio::time::Instant;
 
 use super::{ABLATIONS, STAGED_EXIT, WakeArgs, WakeFigures};
+use crate::bare::BareServer;
 use crate::live::{Live, LiveOptions, quiet};
 use crate::models::{self, BenchModel};
 use crate::pages;
@@ -148,12 +149,12 @@ impl Bench {
             let started = Instant::now();
             let session = runtime.open(&model.file())?;
             let open = started.elapsed();
-            session.run(&model, |_, _| {})?;
+            session.run(&model.inputs, |_| {})?;
             let first = started.elapsed() - open;
             let mut runs = Vec::new();
             for _ in 0..WARM_RUNS {
                 let started = Instant::now();
-                session.run(&model, |_, _| {})?;
+                session.run(&model.inputs, |_| {})?;
                 runs.push(started.elapsed());
             }
             runs.sort_unstable();
@@ -300,8 +301,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Requests per second of a server that stays warm and of a plain session, by one caller and
-    /// by several.
+    /// Answers per second of a server that stays warm, of a plain session without any server and of the
+    /// same one behind the least of a gRPC server, by one caller and by several.
     async fn steady(
         &self,
         figures: &mut WakeFigures,
@@ -310,6 +311,9 @@ impl Bench {
     ) -> Result<()> {
         let live = Live::start(&self.options.with(&STAYS_WARM)).await?;
         let session = Arc::new(self.open_plain().await?.session);
+        let behind = Arc::clone(&session);
+        let bare = BareServer::start(move |request| behind.answer(request)).await?;
+        let bare = (bare.client().await?, bare);
         // Calls for an upgrade, and gives it the time to happen where packing pays.
         let started = Instant::now();
         while started.elapsed() < seconds * 5 {
@@ -325,13 +329,20 @@ impl Bench {
             let plain = self.plain_rate(&session, 1, time).await?;
             figures.steady_plain.push(plain);
             tokio::time::sleep(PAUSE).await;
-            figures.steady.push(self.live_rate(&live, 1, time).await?);
+            let served = self.served_rate(live.client(), 1, time).await?;
+            figures.steady.push(served);
+            tokio::time::sleep(PAUSE).await;
+            let served = self.served_rate(&bare.0, 1, time).await?;
+            figures.steady_bare.push(served);
             tokio::time::sleep(PAUSE).await;
             let plain = self.plain_rate(&session, CALLERS, time).await?;
             figures.throughput_plain.push(plain);
             tokio::time::sleep(PAUSE).await;
-            let served = self.live_rate(&live, CALLERS, time).await?;
+            let served = self.served_rate(live.client(), CALLERS, time).await?;
             figures.throughput.push(served);
+            tokio::time::sleep(PAUSE).await;
+            let served = self.served_rate(&bare.0, CALLERS, time).await?;
+            figures.throughput_bare.push(served);
             tokio::time::sleep(PAUSE).await;
         }
         live.stop().await;
@@ -351,7 +362,7 @@ impl Bench {
             let call = || {
                 let mut runs = 0u32;
                 while runs == 0 || started.elapsed() < time {
-                    session.run(&model, |_, _| {})?;
+                    session.run(&model.inputs, |_| {})?;
                     runs += 1;
                 }
                 anyhow::Ok(runs)
@@ -370,12 +381,12 @@ impl Bench {
     }
 
     /// Answers of a server per second, to so many callers at once.
-    async fn live_rate(&self, live: &Live, callers: usize, time: Duration) -> Result<f64> {
+    async fn served_rate(&self, client: &Client, callers: usize, time: Duration) -> Result<f64> {
         let started = Instant::now();
         let call = async || {
             let mut answers = 0u32;
             while answers == 0 || started.elapsed() < time {
-                live.infer(self.request()).await?;
+                client.infer(self.request()).await?;
                 answers += 1;
             }
             anyhow::Ok(answers)
@@ -397,8 +408,9 @@ impl Bench {
                 }
             }
             let mut largest = 0f64;
-            session.run(&model, |name, values| {
-                let answer = answers.iter().find(|(answered, _)| answered == name);
+            session.run(&model.inputs, |output| {
+                let values = output.values;
+                let answer = answers.iter().find(|(name, _)| name == output.name);
                 let Some((_, answer)) = answer.filter(|(_, answer)| answer.len() == values.len())
                 else {
                     largest = f64::INFINITY;

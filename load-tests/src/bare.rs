@@ -1,50 +1,40 @@
-//! The least that a gRPC server must do for an inference request: decode it and answer with its
-//! tensors. What a server does beyond this is its own overhead.
+//! The least that a gRPC server must do for an inference request: decode it, have it answered and
+//! encode the answer. What a server does beyond this is its own overhead.
 
 use std::io::Write;
+use std::net::SocketAddr;
 
 use dormouse_proto::inference as pb;
 use pb::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
-#[derive(Debug)]
-struct Echo;
+use crate::live;
+
+/// What answers the requests.
+type Answer = dyn Fn(pb::ModelInferRequest) -> anyhow::Result<pb::ModelInferResponse> + Send + Sync;
+
+struct Bare(Box<Answer>);
 
 type Reply<T> = Result<Response<T>, Status>;
 
 fn only_infer<T>() -> Reply<T> {
     Err(Status::unimplemented(
-        "the echo service answers ModelInfer only",
+        "the bare service answers ModelInfer only",
     ))
 }
 
 #[tonic::async_trait]
-impl GrpcInferenceService for Echo {
+impl GrpcInferenceService for Bare {
     async fn model_infer(
         &self,
         request: Request<pb::ModelInferRequest>,
     ) -> Reply<pb::ModelInferResponse> {
-        let request = request.into_inner();
-        let outputs =
-            request
-                .inputs
-                .into_iter()
-                .map(|input| pb::model_infer_response::InferOutputTensor {
-                    name: input.name,
-                    datatype: input.datatype,
-                    shape: input.shape,
-                    ..Default::default()
-                });
-        Ok(Response::new(pb::ModelInferResponse {
-            model_name: request.model_name,
-            model_version: "1".to_owned(),
-            id: request.id,
-            outputs: outputs.collect(),
-            raw_output_contents: request.raw_input_contents,
-            ..Default::default()
-        }))
+        let answer = (self.0)(request.into_inner());
+        answer
+            .map(Response::new)
+            .map_err(|error| Status::internal(format!("{error:#}")))
     }
 
     async fn server_live(
@@ -183,8 +173,45 @@ impl GrpcInferenceService for Echo {
     }
 }
 
-/// Serves on a free port until it is killed; tells the address in the form of Dormouse's log.
-pub(crate) async fn serve() -> anyhow::Result<()> {
+/// A server of this process that answers on the thread that read the request, and ends when this is
+/// dropped.
+#[derive(Debug)]
+pub(crate) struct BareServer {
+    address: SocketAddr,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl BareServer {
+    pub(crate) async fn start(
+        answer: impl Fn(pb::ModelInferRequest) -> anyhow::Result<pb::ModelInferResponse>
+        + Send
+        + Sync
+        + 'static,
+    ) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let address = listener.local_addr()?;
+        let serving = tokio::spawn(async move {
+            if let Err(error) = serve(listener, Box::new(answer)).await {
+                eprintln!("the bare server ended: {error:#}");
+            }
+        });
+        Ok(Self { address, serving })
+    }
+
+    pub(crate) async fn client(&self) -> anyhow::Result<dormouse_client::Client> {
+        live::connect(self.address).await
+    }
+}
+
+impl Drop for BareServer {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// Answers with what was sent, on a free port, until it is killed; tells the address in the form of
+/// Dormouse's log.
+pub(crate) async fn serve_echo() -> anyhow::Result<()> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let address = listener.local_addr()?;
     writeln!(
@@ -192,10 +219,36 @@ pub(crate) async fn serve() -> anyhow::Result<()> {
         "{}",
         serde_json::json!({"message": "listening", "protocol": "grpc", "address": address.to_string()})
     )?;
+    serve(listener, Box::new(|request| Ok(echo(request)))).await
+}
+
+fn echo(request: pb::ModelInferRequest) -> pb::ModelInferResponse {
+    let outputs =
+        request
+            .inputs
+            .into_iter()
+            .map(|input| pb::model_infer_response::InferOutputTensor {
+                name: input.name,
+                datatype: input.datatype,
+                shape: input.shape,
+                ..Default::default()
+            });
+    pb::ModelInferResponse {
+        model_name: request.model_name,
+        model_version: "1".to_owned(),
+        id: request.id,
+        outputs: outputs.collect(),
+        raw_output_contents: request.raw_input_contents,
+        ..Default::default()
+    }
+}
+
+async fn serve(listener: TcpListener, answer: Box<Answer>) -> anyhow::Result<()> {
     tonic::transport::Server::builder()
-        .tcp_nodelay(true)
-        .add_service(GrpcInferenceServiceServer::new(Echo))
-        .serve_with_incoming(TcpListenerStream::new(listener))
+        .add_service(
+            GrpcInferenceServiceServer::new(Bare(answer)).max_decoding_message_size(usize::MAX),
+        )
+        .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
         .await?;
     Ok(())
 }
