@@ -8,6 +8,7 @@ use std::time::Duration;
 use dormouse_core::datatype::DataType;
 use dormouse_core::dispatch::RunSlots;
 use dormouse_core::id::{ByteSize, ModelId};
+use dormouse_model_store::graph::OperatorFacts;
 use dormouse_model_store::repository::FileIdentity;
 use dormouse_model_store::spec::{KeepAliveSpec, SessionSpec};
 use dormouse_model_store::store::DigestCache;
@@ -107,7 +108,10 @@ impl Source for NoFiles {
         Ok(SourceModel {
             bytes: ModelBytes::in_memory(Vec::new(), Vec::new()),
             size: 0,
-            is_steady: true,
+            operators: OperatorFacts {
+                is_steady: true,
+                is_to_be_merged: false,
+            },
             is_current: true,
             file: None,
             files: Vec::new(),

@@ -49,6 +49,15 @@ pub struct GraphSummary {
     pub batch_coupling: Vec<String>,
     /// What is odd about the files beside it, each a sentence.
     pub warnings: Vec<String>,
+    pub operators: OperatorFacts,
+}
+
+/// What a graph's operators tell of its sessions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OperatorFacts {
     /// The graph's run time follows from the shapes of its inputs, not from their values.
     pub is_steady: bool,
+    /// Some are there to be merged with others: until that is done each run takes longer, or rounds in
+    /// other places.
+    pub is_to_be_merged: bool,
 }

@@ -146,7 +146,7 @@ impl Preparation {
         self.go_on()?;
         let SourceModel {
             bytes,
-            is_steady,
+            operators,
             file,
             files,
             ..
@@ -186,7 +186,7 @@ impl Preparation {
             facts: PreparedFacts {
                 models: vec![subject.label.to_owned()],
                 source_bytes: subject.source.size(),
-                is_steady,
+                is_steady: operators.is_steady,
                 by_rows: optimized.by_rows,
                 prepare_us: Some(micros(started.elapsed())),
                 ..PreparedFacts::default()

@@ -94,7 +94,7 @@ impl Walked {
     /// Adds to the summary what the operators tell.
     pub(crate) fn finish(mut self) -> GraphSummary {
         self.summary.batch_coupling = coupling::findings(&self.nodes);
-        self.summary.is_steady = cost::is_steady(&self.nodes);
+        self.summary.operators = cost::facts(&self.nodes);
         self.summary
     }
 }

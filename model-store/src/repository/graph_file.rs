@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use super::RepositoryError;
 use super::folder::{FileIdentity, Folder, OpenFile};
 use super::weights::{self, Bound};
-use crate::graph::{ExternalData, GraphSummary};
+use crate::graph::{ExternalData, GraphSummary, OperatorFacts};
 use crate::manifest::{FileRole, Manifest, Parts};
 use crate::names::plain;
 use crate::onnx::{GraphError, MAX_FILE_BYTES, ReadAt, Walked, summarize, walk};
@@ -49,7 +49,7 @@ pub struct Examined {
 #[derive(Debug)]
 pub struct WholeFile {
     pub file: File,
-    pub is_steady: bool,
+    pub operators: OperatorFacts,
 }
 
 /// What is known of a file that is all there is of a graph, as long as it stays that file.
@@ -58,7 +58,7 @@ pub struct WholeFacts {
     /// What a manifest calls the file.
     pub location: String,
     pub identity: FileIdentity,
-    pub is_steady: bool,
+    pub operators: OperatorFacts,
 }
 
 /// Files smaller than this are read into memory.
@@ -117,7 +117,7 @@ impl GraphFile {
         let facts = WholeFacts {
             location: self.name.clone(),
             identity: self.file.identity,
-            is_steady: summary.is_steady,
+            operators: summary.operators,
         };
         Ok((summary, (is_settled && is_whole).then_some(facts)))
     }
@@ -152,19 +152,19 @@ impl GraphFile {
             return Err(self.refused(GraphError::FileTooLarge { bytes: size }));
         }
         let known = known.filter(|known| known.identity == self.file.identity);
-        let is_steady = match known {
-            Some(known) => known.is_steady,
+        let operators = match known {
+            Some(known) => known.operators,
             None => {
                 let (walked, bound) = self.walk()?;
                 let summary = walked.finish();
                 if !bound.rewrite.is_empty() || !summary.external.is_empty() {
                     return Ok(None);
                 }
-                summary.is_steady
+                summary.operators
             }
         };
         let file = file.try_clone().map_err(|cause| self.file.failed(cause))?;
-        Ok(Some(WholeFile { file, is_steady }))
+        Ok(Some(WholeFile { file, operators }))
     }
 
     /// Fails when the graph's file is no longer what it was when it was opened.

@@ -162,7 +162,7 @@ impl Source for RepositorySource {
                     external: Vec::new(),
                 },
                 size: self.size(),
-                is_steady: whole.is_steady,
+                operators: whole.operators,
                 files: vec![identity],
                 is_current: self.is_current_with(&identity),
                 file: Some(graph),
@@ -172,7 +172,7 @@ impl Source for RepositorySource {
         Ok(SourceModel {
             size: loaded.bytes,
             bytes: ModelBytes::in_memory(loaded.graph, loaded.external),
-            is_steady: loaded.summary.is_steady,
+            operators: loaded.summary.operators,
             files: loaded.files,
             is_current: self.is_current_with(&identity),
             file: None,

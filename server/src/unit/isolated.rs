@@ -291,7 +291,8 @@ impl Unit {
         let source = self.source.read()?;
         stage.bytes(source.size);
         let needed = loading_footprint(source.size);
-        let session = (&self.spec.session, effort, needed);
+        let spec = self.session_from_files(effort, source.operators);
+        let session = (&*spec, effort, needed);
         let isolation = &self.host.isolation;
         let verdict = isolation.try_out(&self.id, source.bytes, session);
         still_the_same(source.file.as_ref())?;

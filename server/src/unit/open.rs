@@ -1,8 +1,10 @@
 //! Opens sessions: over what the prepared store has of a model, or from the model's files.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use dormouse_model_store::spec::{ModelSpec, TensorSpec};
+use dormouse_model_store::graph::OperatorFacts;
+use dormouse_model_store::spec::{GraphLevel, ModelSpec, SessionSpec, TensorSpec};
 use dormouse_model_store::store::PreparedModel;
 
 use super::load::{NotLoaded, Stopped};
@@ -113,7 +115,7 @@ impl Unit {
             false => self.spec.concurrency.max(1) as usize,
         };
         let mut sessions = Vec::new();
-        let mut is_steady = false;
+        let mut operators = OperatorFacts::default();
         for _ in 0..instances {
             let stage = recorder.map(|recorder| recorder.stage(LoadStage::Read));
             let source = self.source.read()?;
@@ -128,12 +130,13 @@ impl Unit {
             if let Some(stage) = stage {
                 stage.bytes(read);
             }
-            is_steady = source.is_steady;
+            operators = source.operators;
             let stage = recorder.map(|recorder| recorder.stage(LoadStage::Session));
             if let Some(stage) = &stage {
                 stage.bytes(parsed);
             }
-            let session = self.engine().open(source.bytes, &self.spec.session, effort);
+            let spec = self.session_from_files(effort, operators);
+            let session = self.engine().open(source.bytes, &spec, effort);
             // First: what the engine says of a file that changed under it says nothing.
             still_the_same(source.file.as_ref())?;
             let session = session.map_err(|error| match &source.file {
@@ -150,7 +153,17 @@ impl Unit {
         };
         let bytes = self.source.size().saturating_mul(instances as u64);
         let weights = Weights::Private { bytes, effort };
+        let is_steady = operators.is_steady;
         Ok(OpenSession::new(&self.spec, session, is_steady, weights)?)
+    }
+
+    /// How a session is to be built from this model's files.
+    pub(super) fn session_from_files(
+        &self,
+        effort: Effort,
+        operators: OperatorFacts,
+    ) -> Cow<'_, SessionSpec> {
+        from_files(&self.spec.session, effort, operators)
     }
 
     pub(super) fn open_prepared(
@@ -175,6 +188,23 @@ impl Unit {
             by_accident: false,
         })
     }
+}
+
+/// One that is soon replaced takes the graph as it is, unless it has operators that no run should meet:
+/// optimising takes a third of what opening a small model takes, and more where the graph has branches,
+/// all of which are gone through.
+fn from_files(
+    spec: &SessionSpec,
+    effort: Effort,
+    operators: OperatorFacts,
+) -> Cow<'_, SessionSpec> {
+    if effort == Effort::Full || operators.is_to_be_merged {
+        return Cow::Borrowed(spec);
+    }
+    Cow::Owned(SessionSpec {
+        graph_level: GraphLevel::Disabled,
+        ..spec.clone()
+    })
 }
 
 impl OpenSession {
@@ -232,5 +262,28 @@ impl OpenSession {
             weights,
             made,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_soon_replaced_takes_the_graph_as_it_is() {
+        let asked = SessionSpec {
+            graph_level: GraphLevel::Extended,
+            ..SessionSpec::default()
+        };
+        let level = |effort, is_to_be_merged| {
+            let operators = OperatorFacts {
+                is_to_be_merged,
+                ..OperatorFacts::default()
+            };
+            from_files(&asked, effort, operators).graph_level
+        };
+        assert_eq!(level(Effort::Least, false), GraphLevel::Disabled);
+        assert_eq!(level(Effort::Least, true), GraphLevel::Extended);
+        assert_eq!(level(Effort::Full, false), GraphLevel::Extended);
     }
 }

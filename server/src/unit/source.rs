@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dormouse_model_store::graph::OperatorFacts;
 use dormouse_model_store::repository::{FileIdentity, GraphFile};
 use dormouse_model_store::store::DigestCache;
 
@@ -55,8 +56,7 @@ pub struct SourceModel {
     pub bytes: ModelBytes,
     /// Its size.
     pub size: u64,
-    /// The graph's run time follows from the shapes of its inputs, not from their values.
-    pub is_steady: bool,
+    pub operators: OperatorFacts,
     /// The file that the engine reads itself.
     pub file: Option<GraphFile>,
     /// Which files these are.

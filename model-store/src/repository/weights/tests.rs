@@ -385,7 +385,7 @@ fn a_graph_given_its_weights_is_judged_like_one_that_holds_them() {
     assert_eq!(inside.inputs, beside.inputs);
     assert_eq!(inside.outputs, beside.outputs);
     assert_eq!(inside.batch_coupling, beside.batch_coupling);
-    assert_eq!(inside.is_steady, beside.is_steady);
+    assert_eq!(inside.operators, beside.operators);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use dormouse_core::dispatch::RunSlots;
 use dormouse_core::id::{ByteSize, ModelId};
 use dormouse_core::lifecycle::Stage;
 use dormouse_core::shape::Shape;
+use dormouse_model_store::graph::OperatorFacts;
 use dormouse_model_store::repository::FileIdentity;
 use dormouse_model_store::spec::{
     DynamicBatchingSpec, KeepAliveSpec, ModelSpec, QueuePolicySpec, SessionSpec,
@@ -258,7 +259,7 @@ impl Source for FakeFiles {
         Ok(SourceModel {
             bytes: ModelBytes::in_memory(Vec::new(), Vec::new()),
             size: 0,
-            is_steady: false,
+            operators: OperatorFacts::default(),
             file: None,
             files: Vec::new(),
             is_current: self.is_current(),
