@@ -35,12 +35,13 @@ mod steps;
 mod tests;
 mod verify;
 
+use std::collections::HashSet;
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 pub use clearing::{EntryInfo, GcReport};
 pub use digest::{Digest, InvalidDigest};
@@ -84,6 +85,8 @@ pub struct Store {
     heads: Heads,
     /// Models that were dropped because they could not be used.
     dropped: AtomicU64,
+    /// What was here when somebody asked first: sizes of sources, and their names.
+    found: OnceLock<HashSet<(u64, String)>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +136,7 @@ impl Store {
             root,
             access,
             dropped: AtomicU64::new(0),
+            found: OnceLock::new(),
         };
         // Whoever holds the lock has swept or will.
         if access == Access::Full
@@ -150,6 +154,27 @@ impl Store {
     /// Whether models can only be found, not added.
     pub fn is_read_only(&self) -> bool {
         self.access == Access::ReadOnly
+    }
+
+    /// Whether a model of this name and of so many bytes was here when that was first asked. A hint that
+    /// reading its files, to find out whether it is that one, is worthwhile.
+    pub fn had(&self, name: &str, source_bytes: u64) -> bool {
+        let found = self.found.get_or_init(|| {
+            let list = self.list().unwrap_or_else(|error| {
+                tracing::debug!(%error, "the store cannot be listed");
+                Vec::new()
+            });
+            let named = list.into_iter().flat_map(|entry| {
+                let bytes = entry.facts.source_bytes;
+                entry
+                    .facts
+                    .models
+                    .into_iter()
+                    .map(move |name| (bytes, name))
+            });
+            named.collect()
+        });
+        found.contains(&(source_bytes, name.to_owned()))
     }
 
     /// The prepared model of this key, if it is there and undamaged; a damaged one is dropped. An

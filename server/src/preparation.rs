@@ -104,10 +104,12 @@ impl Preparation {
         }
     }
 
-    /// What the store has of a model; none as well when that would take reading its files.
+    /// What the store has of a model; none as well when that would take reading its files, unless it has
+    /// a model of that name and size.
     pub fn find(&self, subject: &Subject<'_>) -> Option<Arc<PreparedModel>> {
         let digests = match subject.source.known_digests(self.store.source_digests()) {
-            Ok(digests) => digests?,
+            Ok(Some(digests)) => digests,
+            Ok(None) => self.digests_of_a_copy(subject)?,
             Err(error) => {
                 tracing::debug!(model = subject.label, %error, "the model's files cannot be looked at");
                 return None;
@@ -127,6 +129,20 @@ impl Preparation {
         })
     }
 
+    /// Of files that are not those that were prepared, but may well have the same content, as in an image
+    /// or on a new node: to read them takes less than to load them.
+    fn digests_of_a_copy(&self, subject: &Subject<'_>) -> Option<SourceDigests> {
+        let source = subject.source;
+        if !self.store.had(subject.label, source.size()) || !source.settles_in().is_zero() {
+            return None;
+        }
+        self.digests(subject, None)
+            .inspect_err(|error| {
+                tracing::debug!(model = subject.label, %error, "the model's files cannot be read");
+            })
+            .ok()
+    }
+
     /// Puts a model into the store. Blocks for as long as several plain loads take.
     pub fn prepare(
         &self,
@@ -138,6 +154,7 @@ impl Preparation {
         let key = self.key(digests.clone(), subject.session)?;
         let draft = match self.store.begin(&key)? {
             Begun::Exists(prepared) => {
+                self.name(&prepared, subject.label);
                 return Ok((Outcome::AlreadyThere, self.judged(prepared, subject)));
             }
             Begun::Busy => return Err(PrepareError::Busy),
@@ -231,6 +248,19 @@ impl Preparation {
             options: format!("{session:?}"),
         };
         Ok(parts.key())
+    }
+
+    /// Notes under which name the model is served as well.
+    fn name(&self, prepared: &PreparedModel, label: &str) {
+        if prepared.facts.models.iter().any(|name| name == label) {
+            return;
+        }
+        let noted = self.store.update_facts(&prepared.key, |facts| {
+            facts.models.push(label.to_owned());
+        });
+        if let Err(error) = noted {
+            tracing::debug!(model = label, %error, "a prepared model's name cannot be kept");
+        }
     }
 
     /// The model with a verdict on packing, measured unless it was before.

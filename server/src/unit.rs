@@ -134,7 +134,8 @@ struct State {
     preparing: bool,
     /// It is to be put there when a run has ended: the first answer has the machine to itself.
     prepare_next: bool,
-    /// The last preparation came to nothing, for want of memory perhaps.
+    /// The last preparation came to nothing, for want of memory perhaps, or it could not be loaded in
+    /// haste.
     missed_preparation: bool,
     /// It cannot be put there, however often that is tried.
     unpreparable: bool,

@@ -94,7 +94,7 @@ impl Packs {
             let reason = format!("pack {digest} has {found} bytes instead of {bytes}");
             return Err(Unreadable::Damaged(reason));
         }
-        if slot.verified != Some(stamp) && self.sealed(digest) != Some(stamp) {
+        if slot.verified != Some(stamp) && !self.is_sealed(digest, &stamp) {
             check(digest, &file, stamp, &|_| {})?;
             if !self.seal(digest, &stamp) {
                 slot.verified = Some(stamp);
@@ -147,6 +147,14 @@ impl Packs {
             return Err(Unreadable::Damaged(format!("pack {digest} is not a file")));
         }
         Ok((file, Stamp::of(&metadata)))
+    }
+
+    /// In a store that is only read nobody can seal a copy, such as an image has: it would be read from
+    /// end to end by every process.
+    fn is_sealed(&self, digest: &Digest, stamp: &Stamp) -> bool {
+        let is_only_read = self.tmp.is_none();
+        self.sealed(digest)
+            .is_some_and(|sealed| sealed == *stamp || is_only_read && stamp.is_copy_of(&sealed))
     }
 
     fn sealed(&self, digest: &Digest) -> Option<Stamp> {

@@ -37,6 +37,14 @@ impl Stamp {
         (self.device, self.inode)
     }
 
+    /// Whether this is another file of the same size and time, which copies of folders keep; images keep
+    /// whole seconds of it.
+    pub(super) fn is_copy_of(&self, other: &Self) -> bool {
+        self.file() != other.file()
+            && self.size == other.size
+            && self.modified.0 == other.modified.0
+    }
+
     /// Whether the last change is so long ago that the next one must have another time: clocks of
     /// file systems tick in milliseconds to seconds.
     pub(super) fn is_settled(&self, now: SystemTime) -> bool {

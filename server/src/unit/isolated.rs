@@ -1,7 +1,6 @@
 //! A unit whose sessions live in a process of their own: what happens when that dies, and the
 //! trial before the first load.
 
-use std::iter;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ use crate::error::ServeError;
 use crate::events::EventKind;
 use crate::isolation::TrialError;
 use crate::metrics::FailureReason;
-use crate::timeline::{LoadStage, StageGuard, TimelineRecorder};
+use crate::timeline::{LoadStage, TimelineRecorder};
 
 /// What is known against a model that runs in a process of its own.
 #[derive(Debug)]
@@ -251,45 +250,54 @@ impl Unit {
             .retry_after(std::time::Duration::from_secs(1))
     }
 
-    /// Loads a model that was never loaded before in a process that is thrown away, if the server
-    /// is to do that.
-    pub(super) fn load_on_trial(&self, recorder: &TimelineRecorder) -> Result<(), ServeError> {
-        let isolation = &self.host.isolation;
-        if !isolation.tries_models(self.isolated.is_some()) {
-            return Ok(());
+    /// How the model is to be built from its files. In a way that it was never loaded in before it is
+    /// loaded in a process that is thrown away first, if the server is to do that.
+    pub(super) fn effort_after_trial(
+        &self,
+        recorder: &TimelineRecorder,
+    ) -> Result<Effort, ServeError> {
+        let effort = self.effort();
+        if !self.is_tried() {
+            return Ok(effort);
         }
         let stage = recorder.stage(LoadStage::Trial);
-        let (key, folder) = self.trial_key();
-        let trials = isolation.trials();
-        let pardoned = self.state.lock().crashes.pardoned;
-        // In each way that it may be opened in: one that is built in haste may be built in full later.
-        let hasty = self.will_be_prepared().then_some(Effort::Least);
-        for effort in iter::once(Effort::Full).chain(hasty) {
-            // What decides between them may differ the next time: each has a verdict of its own.
-            let key = match effort {
-                Effort::Full => key.clone(),
-                Effort::Least => format!("{key}least"),
-            };
-            let verdict = match trials.known(folder.as_deref(), &key) {
-                Some(verdict) if verdict.is_ok() || !pardoned => verdict,
-                _ => {
-                    let verdict = self.try_out_with(effort, &stage)?;
-                    trials.note(folder.as_deref(), &key, &verdict);
-                    verdict
-                }
-            };
-            verdict.map_err(|error| self.cannot_load(&error))?;
+        stage.bytes(self.source.size());
+        match self.tried(effort) {
+            Err(error) if effort == Effort::Least => self.never_in_haste(&error),
+            tried => return tried.map(|()| effort),
         }
-        Ok(())
+        self.tried(Effort::Full).map(|()| Effort::Full)
     }
 
-    fn try_out_with(
-        &self,
-        effort: Effort,
-        stage: &StageGuard,
-    ) -> Result<Result<(), TrialError>, ServeError> {
+    fn is_tried(&self) -> bool {
+        self.host.isolation.tries_models(self.isolated.is_some())
+    }
+
+    /// Fails if the model cannot be loaded in this way.
+    pub(super) fn tried(&self, effort: Effort) -> Result<(), ServeError> {
+        if !self.is_tried() {
+            return Ok(());
+        }
+        let trials = self.host.isolation.trials();
+        let (key, folder) = self.trial_key();
+        let key = match effort {
+            Effort::Full => key,
+            Effort::Least => format!("{key}hasty"),
+        };
+        let pardoned = self.state.lock().crashes.pardoned;
+        let verdict = match trials.known(folder.as_deref(), &key) {
+            Some(verdict) if verdict.is_ok() || !pardoned => verdict,
+            _ => {
+                let verdict = self.try_out_with(effort)?;
+                trials.note(folder.as_deref(), &key, &verdict);
+                verdict
+            }
+        };
+        verdict.map_err(|error| self.cannot_load(&error))
+    }
+
+    fn try_out_with(&self, effort: Effort) -> Result<Result<(), TrialError>, ServeError> {
         let source = self.source.read()?;
-        stage.bytes(source.size);
         let needed = loading_footprint(source.size);
         let spec = self.session_from_files(effort, source.operators);
         let session = (&*spec, effort, needed);

@@ -235,9 +235,6 @@ impl Unit {
             .during(LoadStage::Environment, || self.engine().prepare())
             .map_err(|error| self.cannot_load(&error))?;
         self.read_initial_states()?;
-        if prepared.is_none() {
-            self.load_on_trial(recorder)?;
-        }
         let opened = match prepared {
             None => None,
             Some(prepared) => match self.open_mapped_twice(&prepared, recorder) {
@@ -256,7 +253,10 @@ impl Unit {
         };
         let open = match opened {
             Some(open) => open,
-            None => self.open_source(recorder)?,
+            None => {
+                let effort = self.effort_after_trial(recorder)?;
+                self.open_source(effort, recorder)?
+            }
         };
         if !self.spec.warmups.is_empty() {
             let _stage = recorder.stage(LoadStage::Warmup);
@@ -400,6 +400,8 @@ impl Unit {
     ) {
         self.host.wake.residency.release(self.serial);
         let retry_at = state.lifecycle.load_failed(now);
+        // It may have been for the haste, in warming up for example.
+        state.missed_preparation = true;
         self.metrics().load_failures.increment(1);
         tracing::error!(model = %self.id.name, version = self.id.version.0, stage = "failed", %error, retry_in = ?(retry_at - now), "load failed");
         self.host.events.publish(&self.id, || EventKind::Failed {

@@ -92,19 +92,23 @@ impl Unit {
         self.open_prepared(prepared, Packing::Off)
     }
 
-    /// Reads the model's files and builds a session with weights of its own. If the model is about to
-    /// be prepared its first caller does not wait for what a better session takes.
-    pub(super) fn open_source(&self, recorder: &TimelineRecorder) -> Result<OpenSession, Stopped> {
-        self.open_files(Some(recorder), self.effort())
-            .map_err(|stopped| {
-                // Whatever went wrong, it is of files that the model was not described from.
-                match self.source.is_current() {
-                    true => stopped,
-                    false => NotLoaded::Outdated.into(),
-                }
-            })
+    /// Reads the model's files and builds a session with weights of its own.
+    pub(super) fn open_source(
+        &self,
+        effort: Effort,
+        recorder: &TimelineRecorder,
+    ) -> Result<OpenSession, Stopped> {
+        let opened = self.open_files(Some(recorder), effort);
+        opened.map_err(|stopped| {
+            // Whatever went wrong, it is of files that the model was not described from.
+            match self.source.is_current() {
+                true => stopped,
+                false => NotLoaded::Outdated.into(),
+            }
+        })
     }
 
+    /// What cannot be built in haste is built in full.
     pub(super) fn open_files(
         &self,
         recorder: Option<&TimelineRecorder>,
@@ -139,12 +143,22 @@ impl Unit {
             let session = self.engine().open(source.bytes, &spec, effort);
             // First: what the engine says of a file that changed under it says nothing.
             still_the_same(source.file.as_ref())?;
-            let session = session.map_err(|error| match &source.file {
-                None => self.cannot_load(&error),
-                // It knows the file by a number.
-                Some(file) => self.cannot_load(&format!("{}: {error}", file.path())),
-            })?;
-            sessions.push(session);
+            match session {
+                Ok(session) => sessions.push(session),
+                // Without optimising, operators are left that nothing is there to run.
+                Err(EngineError::Failed(error)) if effort == Effort::Least => {
+                    self.never_in_haste(&error);
+                    return self.open_files(recorder, Effort::Full);
+                }
+                Err(error) => {
+                    return Err(match &source.file {
+                        None => self.cannot_load(&error),
+                        // It knows the file by a number.
+                        Some(file) => self.cannot_load(&format!("{}: {error}", file.path())),
+                    }
+                    .into());
+                }
+            }
         }
         let session = match sessions.pop() {
             Some(only) if sessions.is_empty() => only,
@@ -163,7 +177,7 @@ impl Unit {
         effort: Effort,
         operators: OperatorFacts,
     ) -> Cow<'_, SessionSpec> {
-        from_files(&self.spec.session, effort, operators)
+        from_files(&self.spec.session, effort, operators, self.source.size())
     }
 
     pub(super) fn open_prepared(
@@ -190,19 +204,28 @@ impl Unit {
     }
 }
 
+/// The largest model whose graph is taken as it is. Beyond it optimising is little beside reading the
+/// weights, and what each run computes anew of them is much.
+const AS_IT_IS: u64 = 32 << 20;
+
 /// One that is soon replaced takes the graph as it is, unless it has operators that no run should meet:
 /// optimising takes a third of what opening a small model takes, and more where the graph has branches,
-/// all of which are gone through.
+/// all of which are gone through. In any case it leaves convolutions their layout, which saves a run less
+/// than it takes to make: a quarter to a half of what building OCR's models and ResNet-50 takes.
 fn from_files(
     spec: &SessionSpec,
     effort: Effort,
     operators: OperatorFacts,
+    bytes: u64,
 ) -> Cow<'_, SessionSpec> {
-    if effort == Effort::Full || operators.is_to_be_merged {
-        return Cow::Borrowed(spec);
-    }
+    let graph_level = match spec.graph_level {
+        _ if effort == Effort::Full => return Cow::Borrowed(spec),
+        _ if bytes <= AS_IT_IS && !operators.is_to_be_merged => GraphLevel::Disabled,
+        GraphLevel::All => GraphLevel::Extended,
+        lower => lower,
+    };
     Cow::Owned(SessionSpec {
-        graph_level: GraphLevel::Disabled,
+        graph_level,
         ..spec.clone()
     })
 }
@@ -270,20 +293,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_soon_replaced_takes_the_graph_as_it_is() {
-        let asked = SessionSpec {
-            graph_level: GraphLevel::Extended,
-            ..SessionSpec::default()
-        };
-        let level = |effort, is_to_be_merged| {
+    fn what_is_soon_replaced_is_optimised_less() {
+        let level = |asked, effort, is_to_be_merged, bytes| {
+            let spec = SessionSpec {
+                graph_level: asked,
+                ..SessionSpec::default()
+            };
             let operators = OperatorFacts {
                 is_to_be_merged,
                 ..OperatorFacts::default()
             };
-            from_files(&asked, effort, operators).graph_level
+            from_files(&spec, effort, operators, bytes).graph_level
         };
-        assert_eq!(level(Effort::Least, false), GraphLevel::Disabled);
-        assert_eq!(level(Effort::Least, true), GraphLevel::Extended);
-        assert_eq!(level(Effort::Full, false), GraphLevel::Extended);
+        for asked in [GraphLevel::Basic, GraphLevel::All] {
+            assert_eq!(level(asked, Effort::Full, false, 1), asked);
+            let least = level(asked, Effort::Least, false, AS_IT_IS);
+            assert_eq!(least, GraphLevel::Disabled);
+        }
+        for (is_to_be_merged, bytes) in [(true, 1), (false, AS_IT_IS + 1)] {
+            let least = |asked| level(asked, Effort::Least, is_to_be_merged, bytes);
+            assert_eq!(least(GraphLevel::All), GraphLevel::Extended);
+            assert_eq!(least(GraphLevel::Basic), GraphLevel::Basic);
+        }
     }
 }

@@ -112,6 +112,12 @@ impl Unit {
         }
     }
 
+    /// Until it is prepared it is built in full.
+    pub(super) fn never_in_haste(&self, error: &dyn std::fmt::Display) {
+        tracing::warn!(model = %self.id.name, version = self.id.version.0, %error, "cannot be loaded in haste; loading in full");
+        self.state.lock().missed_preparation = true;
+    }
+
     /// As much as another load of the model takes.
     fn needed_to_prepare(&self) -> u64 {
         loading_footprint(self.source.size())
@@ -266,7 +272,8 @@ impl Unit {
             tracing::info!(model = %self.id.name, version = self.id.version.0, "it goes on as it was loaded in haste: no memory is free for a better session");
             return None;
         };
-        match self.open_files(None, Effort::Full) {
+        let opened = self.tried(Effort::Full).map_err(Stopped::from);
+        match opened.and_then(|()| self.open_files(None, Effort::Full)) {
             Ok(open) => {
                 if self.replace(hasty, open) {
                     tracing::info!(model = %self.id.name, version = self.id.version.0, "a session with all optimisations is in use");

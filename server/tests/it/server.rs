@@ -252,8 +252,13 @@ pub(crate) struct TestServer {
 impl TestServer {
     /// A server over one repository.
     pub(crate) fn over(repository: &TestRepository) -> ServerBuilder {
+        Self::at(repository.path())
+    }
+
+    /// As over a repository that is made elsewhere.
+    pub(crate) fn at(repository: &Path) -> ServerBuilder {
         ServerBuilder {
-            repositories: vec![repository.path().to_owned()],
+            repositories: vec![repository.to_owned()],
             arguments: Vec::new(),
             under: Vec::new(),
         }

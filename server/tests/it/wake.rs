@@ -14,7 +14,7 @@ use crate::deadlines::ENDLESS;
 use crate::generated::{Generated, TestStore, parameters, preparations, settled};
 use crate::repository::{Model, TestRepository};
 use crate::server::{TestServer, dormouse, eventually};
-use crate::wire::{self, GrpcClient, slow};
+use crate::wire::{self, GrpcClient, Request, slow};
 
 /// Large enough for weights of its own pages, small enough to load at once: 4 MiB.
 const SMALL: Generated = Generated::new(512, 4);
@@ -76,6 +76,36 @@ async fn a_model_is_prepared_after_its_first_load_and_wakes_from_the_store() -> 
     let (good, _) = store.command("verify").await?;
     ensure!(good, "the store is damaged");
     server.assert_healthy().await
+}
+
+#[tokio::test]
+async fn what_cannot_be_loaded_in_haste_is_loaded_in_full() -> Result<()> {
+    let repository = TestRepository::new()?;
+    repository.add("decided", Model::new("decided"))?;
+    settled().await;
+    let ways = ["--trial-load=false", "--trial-load", "--isolation=process"];
+    let each = ways.map(|flag| {
+        let repository = &repository;
+        async move {
+            let store = TestStore::new()?;
+            let mut server = TestServer::over(repository)
+                .arg(flag)
+                .arg(store.flag())
+                .start()
+                .await?;
+            let values = [-1.0f32, 0.0, 1.0, 2.0];
+            let request = Request::new("decided").input("INPUT", &[1, 4], &values);
+            let response = wire::infer(&server.grpc().await?, request).await?;
+            let answer = wire::output::<f32>(&response, "OUTPUT", &[1, 4])?;
+            ensure!(answer == [0.0, 0.0, 1.0, 2.0], "{flag}: {answer:?}");
+            eventually("it is prepared", || async {
+                Ok(preparations(&server).await? == 1.0)
+            })
+            .await?;
+            server.assert_healthy().await
+        }
+    });
+    try_join_all(each).await.map(drop)
 }
 
 #[tokio::test]
@@ -494,6 +524,17 @@ fn seal(path: &Path, user: Option<u32>) -> Result<()> {
     Ok(fs::set_permissions(path, Permissions::from_mode(mode))?)
 }
 
+/// So that it can be removed by whoever is not root.
+fn unseal(store: &Path) -> Result<()> {
+    for folder in ["", "entries", "packs", "sources", "drafts", "tmp"] {
+        fs::set_permissions(store.join(folder), Permissions::from_mode(0o755))?;
+    }
+    for entry in fs::read_dir(store.join("entries"))? {
+        fs::set_permissions(entry?.path(), Permissions::from_mode(0o755))?;
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_store_that_cannot_be_written_to_is_used_as_it_is() -> Result<()> {
     let repository = TestRepository::new()?;
@@ -537,15 +578,68 @@ async fn a_store_that_cannot_be_written_to_is_used_as_it_is() -> Result<()> {
     ensure!(store.files("")? == before, "the store was written to");
     server.assert_healthy().await?;
     drop(server);
-    // So that it can be removed by whoever is not root.
-    for folder in ["", "entries", "packs", "sources", "drafts", "tmp"] {
-        let path = store.path().join("v1").join(folder);
-        fs::set_permissions(path, Permissions::from_mode(0o755))?;
-    }
-    for entry in fs::read_dir(store.path().join("v1/entries"))? {
-        fs::set_permissions(entry?.path(), Permissions::from_mode(0o755))?;
-    }
+    unseal(&store.path().join("v1"))
+}
+
+/// A folder as an image has it: other files of the same content and times.
+fn copied(from: &Path, to: &Path) -> Result<()> {
+    let status = std::process::Command::new("cp")
+        .args(["-a", "--"])
+        .args([from, to])
+        .status()?;
+    ensure!(status.success(), "cp: {status}");
     Ok(())
+}
+
+#[tokio::test]
+async fn models_wake_from_a_store_that_was_copied_with_them() -> Result<()> {
+    let repository = TestRepository::new()?;
+    let store = TestStore::new()?;
+    for name in ["known", "replaced"] {
+        SMALL.add(&repository, name, &briefly())?;
+    }
+    settled().await;
+    let mut prepare = tokio::process::Command::from(dormouse());
+    prepare.args(["prepare", "--model-repository"]);
+    let output = prepare.arg(repository.path()).arg(store.flag()).output();
+    let output = output.await?;
+    ensure!(output.status.success(), "{output:?}");
+
+    let copies = tempfile::tempdir()?;
+    let (models, prepared) = (copies.path().join("models"), copies.path().join("store"));
+    copied(repository.path(), &models)?;
+    copied(store.path(), &prepared)?;
+    // Of the same name, size and, to the second, time.
+    let file = models.join("replaced/1/model.onnx");
+    let modified = fs::metadata(&file)?.modified()?;
+    let other = SMALL.weights(1);
+    let others = TestRepository::new()?;
+    other.add(&others, "replaced", &briefly())?;
+    fs::copy(others.path().join("replaced/1/model.onnx"), &file)?;
+    fs::File::options()
+        .write(true)
+        .open(&file)?
+        .set_modified(modified)?;
+    settled().await;
+    const NOBODY: u32 = 65534;
+    let is_root = fs::metadata("/proc/self")?.uid() == 0;
+    seal(&prepared.join("v1"), is_root.then_some(NOBODY))?;
+    for folder in [copies.path(), &models, &prepared] {
+        fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+    }
+    let mut builder = TestServer::at(&models).arg(format!("--store={}", prepared.display()));
+    if is_root {
+        builder = builder.under(["setpriv", "--reuid=65534", "--clear-groups"]);
+    }
+    let mut server = builder.start().await?;
+    let client = server.grpc().await?;
+    let first = SMALL.ask(&client, "known").await?;
+    ensure!(first.as_deref() == Some("prepared"), "{first:?}");
+    let first = other.ask(&client, "replaced").await?;
+    ensure!(first.as_deref() == Some("source"), "{first:?}");
+    server.assert_healthy().await?;
+    drop(server);
+    unseal(&prepared.join("v1"))
 }
 
 #[tokio::test]

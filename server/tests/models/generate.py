@@ -285,6 +285,33 @@ def conv():
     save("conv", graph)
 
 
+def decided():
+    """OUTPUT = relu(INPUT). The branch that is never taken has an operator that no kernel is there for:
+    only optimising the graph, which leaves that branch out, makes a session possible."""
+    result = value("OUTPUT", T.FLOAT, [-1, 4])
+    taken = [helper.make_node("Relu", ["INPUT"], ["OUTPUT"])]
+    other = [
+        helper.make_node("Cast", ["INPUT"], ["narrow"], to=T.BFLOAT16),
+        helper.make_node("Erf", ["narrow"], ["erf"]),
+        helper.make_node("Cast", ["erf"], ["OUTPUT"], to=T.FLOAT),
+    ]
+    node = helper.make_node(
+        "If",
+        ["condition"],
+        ["OUTPUT"],
+        then_branch=helper.make_graph(taken, "taken", [], [result]),
+        else_branch=helper.make_graph(other, "other", [], [result]),
+    )
+    graph = helper.make_graph(
+        [node],
+        "decided",
+        [value("INPUT", T.FLOAT, [-1, 4])],
+        [result],
+        initializer=[constant("condition", np.array(True))],
+    )
+    save("decided", graph)
+
+
 def beside():
     """The same weights inside the graph, as safetensors by input, and as safetensors by reference.
 
@@ -515,6 +542,7 @@ if __name__ == "__main__":
     dynquant()
     mlp()
     conv()
+    decided()
     beside()
     sequences()
     history()

@@ -220,12 +220,8 @@ impl<'a> SessionOptions<'a> {
         self.entry("session.disable_prepacking", "1")
     }
 
-    /// Leaves weights as they are, and the layout of convolutions, which saves a run less than it takes
-    /// to make: a quarter to a half of what building OCR's models and ResNet-50 takes.
+    /// Leaves weights as they are if that is up to us.
     pub(super) fn hasty(&mut self, spec: &SessionSpec) -> Result<(), EngineError> {
-        if spec.graph_level == GraphLevel::All {
-            self.level(sys::GraphOptimizationLevel::ORT_ENABLE_EXTENDED)?;
-        }
         self.default_entry(spec, "session.disable_prepacking", "1")
     }
 
@@ -309,7 +305,7 @@ impl<'a> SessionOptions<'a> {
         let api = self.environment.api;
         // SAFETY: the three arrays have the length given; the names are copied, and the buffers
         // stay borrowed for `'a`, which the options do not outlive; a session that reads them where
-        // they lie is closed before they go (see `borrows_external`). ONNX Runtime only reads them.
+        // they lie is closed before they go (see `borrow_external`). ONNX Runtime only reads them.
         check(api, unsafe {
             (api.AddExternalInitializersFromMemory)(
                 self.options.as_ptr(),
