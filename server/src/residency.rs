@@ -220,6 +220,11 @@ impl Residency {
         granted
     }
 
+    /// Whether so many bytes would fit if nothing else were held.
+    pub fn could_ever_hold(&self, bytes: u64) -> bool {
+        bytes <= self.state.lock().budget.usage().limit
+    }
+
     /// Whether so many bytes could be borrowed now.
     pub fn could_lend(&self, bytes: u64) -> bool {
         self.state.lock().budget.has_free(bytes)

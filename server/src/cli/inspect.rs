@@ -16,6 +16,7 @@ use dormouse_model_store::repository::{GraphFile, ModelDir, Repository};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::{self, FormatArgs, Screen};
+use crate::engine::Effort;
 use crate::unit::{loading_footprint, prepared_footprint};
 
 /// Reading less than this is done before anybody would look at a bar.
@@ -166,7 +167,7 @@ fn json(report: &Report) -> anyhow::Result<String> {
         "totals": serde_json::to_value(report.manifest.totals())?,
         "plan": serde_json::to_value(&report.plan)?,
         "budget_bytes": {
-            "from_files": loading_footprint(report.plan.bytes_read),
+            "from_files": loading_footprint(report.plan.bytes_read, Effort::Full),
             "prepared": prepared_footprint(report.plan.bytes_read_only),
         },
     });
@@ -200,7 +201,7 @@ fn tables(report: &Report, all_tensors: bool, screen: &Screen) -> String {
         } else {
             "files"
         },
-        ByteSize(loading_footprint(plan.bytes_read)),
+        ByteSize(loading_footprint(plan.bytes_read, Effort::Full)),
         ByteSize(prepared_footprint(plan.bytes_read_only)),
     );
     text

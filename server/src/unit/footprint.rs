@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::open::Weights;
 use super::{State, Unit};
+use crate::engine::Effort;
 use crate::isolation::WORKER_BYTES;
 use crate::residency::Held;
 
@@ -19,10 +20,14 @@ const RESUME_FROM_PARKED: Duration = Duration::from_millis(10);
 /// What a call waits longer for a model that is closed, until that was measured.
 const RESUME_FROM_COLD: Duration = Duration::from_millis(500);
 
-/// A load from the model's files holds what was read, what was parsed of it and what was packed
+/// A load from the model's files holds what was read, what was made of it and, in full, what was packed
 /// of that at the same time.
-pub fn loading_footprint(source: u64) -> u64 {
-    source.saturating_mul(3).saturating_add(CONTEXT)
+pub fn loading_footprint(source: u64, effort: Effort) -> u64 {
+    let times = match effort {
+        Effort::Full => 3,
+        Effort::Least => 2,
+    };
+    source.saturating_mul(times).saturating_add(CONTEXT)
 }
 
 /// A session over weights in the prepared store that nobody else reads.

@@ -263,7 +263,9 @@ impl Unit {
         let stage = recorder.stage(LoadStage::Trial);
         stage.bytes(self.source.size());
         match self.tried(effort) {
-            Err(error) if effort == Effort::Least => self.never_in_haste(&error),
+            Err(error) if effort == Effort::Least && self.fits_in_full() => {
+                self.never_in_haste(&error);
+            }
             tried => return tried.map(|()| effort),
         }
         self.tried(Effort::Full).map(|()| Effort::Full)
@@ -298,7 +300,7 @@ impl Unit {
 
     fn try_out_with(&self, effort: Effort) -> Result<Result<(), TrialError>, ServeError> {
         let source = self.source.read()?;
-        let needed = loading_footprint(source.size);
+        let needed = loading_footprint(source.size, effort);
         let spec = self.session_from_files(effort, source.operators);
         let session = (&*spec, effort, needed);
         let isolation = &self.host.isolation;

@@ -10,7 +10,6 @@ use dormouse_core::time::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::effects::{Effects, Failure, Place};
-use super::footprint::loading_footprint;
 use super::open::{NotOpened, OpenSession, Weights};
 use super::{State, Unit};
 use crate::error::ServeError;
@@ -224,7 +223,7 @@ impl Unit {
         };
         let bytes = match &prepared {
             Some(prepared) => self.mapped_footprint(prepared),
-            None => loading_footprint(self.source.size()),
+            None => self.needed_from_files(),
         };
         if course.ahead && !self.source.is_current() {
             return Err(NotLoaded::NotNow.into());
@@ -246,7 +245,7 @@ impl Unit {
                         self.discard_prepared(&prepared, &error);
                     }
                     course.from_source = true;
-                    self.reserve_for_load(course, loading_footprint(self.source.size()))?;
+                    self.reserve_for_load(course, self.needed_from_files())?;
                     None
                 }
             },

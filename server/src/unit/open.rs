@@ -146,7 +146,9 @@ impl Unit {
             match session {
                 Ok(session) => sessions.push(session),
                 // Without optimising, operators are left that nothing is there to run.
-                Err(EngineError::Failed(error)) if effort == Effort::Least => {
+                Err(EngineError::Failed(error))
+                    if effort == Effort::Least && self.fits_in_full() =>
+                {
                     self.never_in_haste(&error);
                     return self.open_files(recorder, Effort::Full);
                 }
@@ -177,7 +179,10 @@ impl Unit {
         effort: Effort,
         operators: OperatorFacts,
     ) -> Cow<'_, SessionSpec> {
-        from_files(&self.spec.session, effort, operators, self.source.size())
+        // Without room for more it is not replaced.
+        let is_small = self.source.size() <= AS_IT_IS && self.fits_in_full();
+        let takes_as_it_is = is_small && !operators.is_to_be_merged;
+        from_files(&self.spec.session, effort, takes_as_it_is)
     }
 
     pub(super) fn open_prepared(
@@ -212,15 +217,10 @@ const AS_IT_IS: u64 = 32 << 20;
 /// optimising takes a third of what opening a small model takes, and more where the graph has branches,
 /// all of which are gone through. In any case it leaves convolutions their layout, which saves a run less
 /// than it takes to make: a quarter to a half of what building OCR's models and ResNet-50 takes.
-fn from_files(
-    spec: &SessionSpec,
-    effort: Effort,
-    operators: OperatorFacts,
-    bytes: u64,
-) -> Cow<'_, SessionSpec> {
+fn from_files(spec: &SessionSpec, effort: Effort, takes_as_it_is: bool) -> Cow<'_, SessionSpec> {
     let graph_level = match spec.graph_level {
         _ if effort == Effort::Full => return Cow::Borrowed(spec),
-        _ if bytes <= AS_IT_IS && !operators.is_to_be_merged => GraphLevel::Disabled,
+        _ if takes_as_it_is => GraphLevel::Disabled,
         GraphLevel::All => GraphLevel::Extended,
         lower => lower,
     };
@@ -294,26 +294,19 @@ mod tests {
 
     #[test]
     fn what_is_soon_replaced_is_optimised_less() {
-        let level = |asked, effort, is_to_be_merged, bytes| {
+        let level = |asked, effort, takes_as_it_is| {
             let spec = SessionSpec {
                 graph_level: asked,
                 ..SessionSpec::default()
             };
-            let operators = OperatorFacts {
-                is_to_be_merged,
-                ..OperatorFacts::default()
-            };
-            from_files(&spec, effort, operators, bytes).graph_level
+            from_files(&spec, effort, takes_as_it_is).graph_level
         };
         for asked in [GraphLevel::Basic, GraphLevel::All] {
-            assert_eq!(level(asked, Effort::Full, false, 1), asked);
-            let least = level(asked, Effort::Least, false, AS_IT_IS);
-            assert_eq!(least, GraphLevel::Disabled);
+            assert_eq!(level(asked, Effort::Full, true), asked);
+            assert_eq!(level(asked, Effort::Least, true), GraphLevel::Disabled);
         }
-        for (is_to_be_merged, bytes) in [(true, 1), (false, AS_IT_IS + 1)] {
-            let least = |asked| level(asked, Effort::Least, is_to_be_merged, bytes);
-            assert_eq!(least(GraphLevel::All), GraphLevel::Extended);
-            assert_eq!(least(GraphLevel::Basic), GraphLevel::Basic);
-        }
+        let least = |asked| level(asked, Effort::Least, false);
+        assert_eq!(least(GraphLevel::All), GraphLevel::Extended);
+        assert_eq!(least(GraphLevel::Basic), GraphLevel::Basic);
     }
 }

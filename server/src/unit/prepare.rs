@@ -97,8 +97,12 @@ impl Unit {
             && !self.state.lock().unpreparable
     }
 
-    /// How a session is built from the model's files: in haste if it is soon replaced.
+    /// How a session is built from the model's files: in haste if it is soon replaced, or never fits
+    /// otherwise.
     pub(super) fn effort(&self) -> Effort {
+        if !self.fits_in_full() {
+            return Effort::Least;
+        }
         let is_soon_replaced = self.will_be_prepared()
             && !self.state.lock().missed_preparation
             && self
@@ -118,9 +122,25 @@ impl Unit {
         self.state.lock().missed_preparation = true;
     }
 
+    /// Whether the memory budget has room for all that building a session in full takes.
+    pub(super) fn fits_in_full(&self) -> bool {
+        let residency = &self.host.wake.residency;
+        residency.could_ever_hold(self.needed_to_prepare())
+    }
+
+    /// What a load from the model's files is to have before it begins: that for one in full, as it may
+    /// come to that.
+    pub(super) fn needed_from_files(&self) -> u64 {
+        let effort = match self.fits_in_full() {
+            true => Effort::Full,
+            false => Effort::Least,
+        };
+        loading_footprint(self.source.size(), effort)
+    }
+
     /// As much as another load of the model takes.
     fn needed_to_prepare(&self) -> u64 {
-        loading_footprint(self.source.size())
+        loading_footprint(self.source.size(), Effort::Full)
     }
 
     /// Memory that is none of the model's own.
