@@ -32,7 +32,7 @@ use dormouse_core::batch::{BatchItem, EntryId};
 use dormouse_core::code::ErrorCode;
 use dormouse_core::id::ModelId;
 use dormouse_core::keep_alive::{KeepAlive, KeepAlivePolicy};
-use dormouse_core::lifecycle::{Demand, Lifecycle, LifecyclePolicy, Stage};
+use dormouse_core::lifecycle::{Demand, Lifecycle, LifecyclePolicy, PrewarmCount, Stage};
 use dormouse_core::order::Sequencer;
 use dormouse_core::profile::ServiceProfile;
 use dormouse_core::shape::Shape;
@@ -128,6 +128,8 @@ struct State {
     /// The keep-alive policy follows the calls.
     learns: bool,
     upgrade: Upgrade,
+    /// The loads ahead of a call that are in the metrics.
+    noted_prewarms: PrewarmCount,
     /// The prepared store has the model.
     prepared: bool,
     /// The model is being put there.
@@ -262,6 +264,7 @@ impl Unit {
             preparing: false,
             prepare_next: false,
             missed_preparation: false,
+            noted_prewarms: PrewarmCount::default(),
             unpreparable: false,
             leaving: None,
             runs: Vec::new(),

@@ -125,6 +125,11 @@ pub(super) fn describe(recorder: &PrometheusRecorder) {
         "dormouse_parks_total",
         "Times the model gave up its weights' memory and kept its session",
     );
+    counter("dormouse_prewarms_total", "Loads ahead of an expected call");
+    counter(
+        "dormouse_wasted_prewarms_total",
+        "Of these, those that ended before anybody called",
+    );
     counter(
         "dormouse_packed_sessions_total",
         "Times a packed session took the place of the one the model woke with",

@@ -129,6 +129,9 @@ pub struct UnitMetrics {
     pub load_failures: Counter,
     pub closes: Counter,
     pub parks: Counter,
+    /// Loads ahead of a call, and those that ended before anybody called.
+    pub prewarms: Counter,
+    pub wasted_prewarms: Counter,
     pub upgrades: Counter,
     pub cold_requests: Counter,
     told: Told,
@@ -173,6 +176,8 @@ impl UnitMetrics {
             load_failures: counter("dormouse_load_failures_total"),
             closes: counter("dormouse_sleeps_total"),
             parks: counter("dormouse_parks_total"),
+            prewarms: counter("dormouse_prewarms_total"),
+            wasted_prewarms: counter("dormouse_wasted_prewarms_total"),
             upgrades: counter("dormouse_packed_sessions_total"),
             cold_requests: counter("dormouse_cold_requests_total"),
             told: Told {

@@ -86,6 +86,20 @@ impl Unit {
         state.lifecycle.set_plan(IdlePlan { park_after, ..plan });
     }
 
+    /// Counts the loads ahead of a call that came since it was done last.
+    pub(super) fn note_prewarms(&self, state: &mut State) {
+        let count = state.lifecycle.prewarms();
+        let noted = std::mem::replace(&mut state.noted_prewarms, count);
+        let more = |count: u32, noted| u64::from(count.saturating_sub(noted));
+        let metrics = self.metrics();
+        metrics
+            .prewarms
+            .increment(more(count.started, noted.started));
+        metrics
+            .wasted_prewarms
+            .increment(more(count.wasted, noted.wasted));
+    }
+
     /// Sends the model down because its memory is needed; false when it is in use.
     /// With `scarce`, its weights leave the page cache as well.
     pub fn evict(&self, how: How, scarce: bool) -> bool {
@@ -239,6 +253,7 @@ impl Unit {
             unit.host.wake.residency.release(unit.serial);
             let queued = state.batcher.held();
             let action = state.lifecycle.closed(now, queued);
+            unit.note_prewarms(&mut state);
             unit.act(&mut state, action, &mut effects, now);
             drop(state);
             unit.perform(effects, Place::Elsewhere);

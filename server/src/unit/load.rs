@@ -339,6 +339,7 @@ impl Unit {
         state.timeline = Some(recorder);
         state.load_error = None;
         let action = state.lifecycle.loaded(now);
+        self.note_prewarms(state);
         self.note_holding(state);
         let lost = state.session.as_ref().and_then(|open| open.session.lost());
         if lost.is_none() && state.crashes.recovered() {

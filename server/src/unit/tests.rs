@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse_core::code::ErrorCode;
-use dormouse_core::lifecycle::Stage;
+use dormouse_core::lifecycle::{IdlePlan, Prewarm, Stage};
 
 use super::{NotAnswered, Unit};
+use crate::alarm::Ring;
 use fake::{Bench, HELD, PANIC, POISON, ask, ask_with, batching, counts, request, until};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -28,6 +29,38 @@ async fn storm_on_a_sleeping_unit_is_one_load() {
     assert_eq!(bench.engine.loads_begun(), 1);
     assert_eq!(counts(&unit), (200, 0));
     bench.assert_idle(&unit).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn loads_ahead_of_a_call_are_told_and_whether_it_came() {
+    let bench = Bench::new();
+    let unit = bench.unit(|_| {});
+    let expects = |at, hold| {
+        unit.state.lock().lifecycle.set_plan(IdlePlan {
+            park_after: None,
+            close_after: Some(Duration::ZERO),
+            prewarm: Some(Prewarm { at, hold }),
+        });
+        Arc::clone(&unit).ring();
+    };
+    let told = |name: &str| {
+        let metrics = bench.host.metrics.render();
+        let line = metrics.lines().find(|line| line.starts_with(name));
+        let count = line.and_then(|line| line.rsplit(' ').next()?.parse::<u32>().ok());
+        count.expect("it is told")
+    };
+    assert_eq!(ask(&unit, 1).await.unwrap().unwrap(), 1);
+    expects(Duration::from_millis(50), Duration::ZERO);
+    until(|| told("dormouse_prewarms_total") == 1).await;
+    assert_eq!(bench.engine.loads_begun(), 2);
+    assert_eq!(ask(&unit, 2).await.unwrap().unwrap(), 2);
+    assert_eq!(bench.engine.loads_begun(), 2, "it was awake");
+    expects(Duration::from_millis(50), Duration::ZERO);
+    until(|| told("dormouse_prewarms_total") == 2).await;
+    // Nobody comes.
+    expects(Duration::from_secs(3600), Duration::ZERO);
+    until(|| told("dormouse_wasted_prewarms_total") == 1).await;
+    assert_eq!(bench.engine.loads_begun(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
