@@ -45,7 +45,7 @@ async fn a_load_that_waits_for_memory_lets_others_have_its_turn() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_never_fits_is_told_so_without_a_time_to_try_again() {
     let bench = Bench::bounded(60 * MIB, 1, |_| {});
-    let unit = unit_of(&bench, 20 * MIB);
+    let unit = unit_of(&bench, 30 * MIB);
     // The first is told by the load, the second while its failure stands.
     for _ in 0..2 {
         let error = ask(&unit, 1).await.unwrap().unwrap_err();
