@@ -89,7 +89,7 @@ const STEADY: &[&str] = &[
 ];
 
 /// Operators that no run is to meet: optimising a graph makes them a part of the weights or of the operators
-/// beside them. What else there is to optimise in a graph is not worth a single run.
+/// beside them. What else there is to optimise in a small graph is not worth a single run.
 const TO_BE_MERGED: &[&str] = &["BatchNormalization", "DequantizeLinear", "QuantizeLinear"];
 
 pub(crate) fn facts(model: &Nodes) -> OperatorFacts {

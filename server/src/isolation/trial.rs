@@ -31,6 +31,12 @@ pub struct TrialError {
     by_accident: bool,
 }
 
+impl TrialError {
+    pub fn is_by_accident(&self) -> bool {
+        self.by_accident
+    }
+}
+
 /// Verdicts on models by what they are made of, in memory and in a folder if there is one.
 #[derive(Debug, Default)]
 pub struct Trials {

@@ -262,13 +262,18 @@ impl Unit {
         }
         let stage = recorder.stage(LoadStage::Trial);
         stage.bytes(self.source.size());
-        match self.tried(effort) {
-            Err(error) if effort == Effort::Least && self.fits_in_full() => {
-                self.never_in_haste(&error);
-            }
-            tried => return tried.map(|()| effort),
+        let verdict = self.verdict(effort)?;
+        if let Err(error) = &verdict
+            && effort == Effort::Least
+            && !error.is_by_accident()
+            && self.fits_in_full()
+        {
+            self.never_in_haste(error);
+            return self.tried(Effort::Full).map(|()| Effort::Full);
         }
-        self.tried(Effort::Full).map(|()| Effort::Full)
+        verdict
+            .map(|()| effort)
+            .map_err(|error| self.cannot_load(&error))
     }
 
     fn is_tried(&self) -> bool {
@@ -277,8 +282,13 @@ impl Unit {
 
     /// Fails if the model cannot be loaded in this way.
     pub(super) fn tried(&self, effort: Effort) -> Result<(), ServeError> {
+        self.verdict(effort)?
+            .map_err(|error| self.cannot_load(&error))
+    }
+
+    fn verdict(&self, effort: Effort) -> Result<Result<(), TrialError>, ServeError> {
         if !self.is_tried() {
-            return Ok(());
+            return Ok(Ok(()));
         }
         let trials = self.host.isolation.trials();
         let (key, folder) = self.trial_key();
@@ -287,20 +297,19 @@ impl Unit {
             Effort::Least => format!("{key}hasty"),
         };
         let pardoned = self.state.lock().crashes.pardoned;
-        let verdict = match trials.known(folder.as_deref(), &key) {
-            Some(verdict) if verdict.is_ok() || !pardoned => verdict,
+        match trials.known(folder.as_deref(), &key) {
+            Some(verdict) if verdict.is_ok() || !pardoned => Ok(verdict),
             _ => {
                 let verdict = self.try_out_with(effort)?;
                 trials.note(folder.as_deref(), &key, &verdict);
-                verdict
+                Ok(verdict)
             }
-        };
-        verdict.map_err(|error| self.cannot_load(&error))
+        }
     }
 
     fn try_out_with(&self, effort: Effort) -> Result<Result<(), TrialError>, ServeError> {
         let source = self.source.read()?;
-        let needed = loading_footprint(source.size, effort);
+        let needed = loading_footprint(source.size, Effort::Full);
         let spec = self.session_from_files(effort, source.operators);
         let session = (&*spec, effort, needed);
         let isolation = &self.host.isolation;

@@ -405,6 +405,8 @@ async fn a_trial_that_somebody_kills_is_no_verdict_on_its_model() -> Result<()> 
     signal(u32::try_from(trial.load(Ordering::Relaxed))?, Signal::KILL)?;
     let status = asked.await?.err().context("it has answered")?;
     ensure!(status.message().contains("was killed"), "{status}");
+    let deaths = server.metric("dormouse_worker_deaths_total", &[]).await?;
+    ensure!(deaths == 1.0, "tried in another way: {deaths}");
     server.kill().await?;
     // The same files are tried again, and this time nobody interferes.
     let server = TestServer::over(&repository)

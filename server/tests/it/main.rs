@@ -48,6 +48,7 @@ mod storm;
 mod traversal;
 mod wake;
 mod wake_budget;
+mod wake_read_only;
 mod web_tokens;
 mod webhooks;
 mod weights;
